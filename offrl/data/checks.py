@@ -1,0 +1,261 @@
+"""Checks on loading. What makes the data unusable stops with a `UserError`; the rest is a warning kept with the dataset."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from offrl.data.dataset import Dataset
+from offrl.data.episodes import Episodes
+from offrl.errors import UserError
+
+BOX_TOLERANCE = 1e-4  # share of the box by which an action may lie outside through rounding
+
+
+def check(
+    episodes: Episodes, clip_actions: bool = False, keep_terminations: bool = False, time_limit: int | None = None
+) -> Dataset:
+    """The checked dataset; see the functions below for what is refused, repaired and warned of."""
+    if time_limit is not None:
+        episodes.time_limit = time_limit
+    check_shapes(episodes)
+    check_finite(episodes)
+    check_actions(episodes, clip_actions)
+    check_ends(episodes)
+    check_time_limit_terminations(episodes, keep_terminations)
+    check_lost_final_observations(episodes)
+    check_duplicates(episodes)
+    check_variation(episodes)
+    assert episodes.action_low is not None
+    assert episodes.action_high is not None
+    return Dataset(
+        name=episodes.name,
+        observations=episodes.observations,
+        actions=episodes.actions,
+        rewards=episodes.rewards,
+        terminations=episodes.terminations,
+        truncations=episodes.truncations,
+        lengths=episodes.lengths,
+        final_observation_known=episodes.final_observation_known,
+        action_low=episodes.action_low,
+        action_high=episodes.action_high,
+        env_id=episodes.env_id,
+        env_kwargs=episodes.env_kwargs,
+        time_limit=episodes.time_limit,
+        reference=episodes.reference,
+        successes=episodes.successes,
+        observation_layout=episodes.observation_layout,
+        warnings=tuple(episodes.warnings),
+    )
+
+
+def check_shapes(episodes: Episodes) -> None:
+    """Refuses arrays whose lengths do not fit together, and empty ones."""
+    steps, count = int(episodes.lengths.sum()), len(episodes.lengths)
+    if steps == 0:
+        raise UserError(f"{episodes.name} is empty: it holds no step")
+    if (episodes.lengths < 1).any():
+        raise UserError(f"{episodes.name}: episode {int(np.argmin(episodes.lengths))} has no step")
+    for column, expected in (
+        ("observations", steps + count),
+        ("actions", steps),
+        ("rewards", steps),
+        ("terminations", steps),
+        ("truncations", steps),
+    ):
+        rows = len(getattr(episodes, column))
+        if rows != expected:
+            raise UserError(
+                f"{episodes.name}: {column} has {rows} rows, but {count} episodes of {steps} steps need {expected}"
+            )
+
+
+def check_finite(episodes: Episodes) -> None:
+    """Refuses NaN and infinity, naming the first place."""
+    for column in ("observations", "actions", "rewards"):
+        values = getattr(episodes, column)
+        finite = np.isfinite(values)
+        if finite.all():
+            continue
+        row = int(np.argmin(finite.reshape(len(values), -1).all(axis=1)))
+        blocks = episodes.lengths + 1 if column == "observations" else episodes.lengths
+        episode = int(np.searchsorted(np.cumsum(blocks), row, side="right"))
+        step = row - int(blocks[:episode].sum())
+        bad = values[row] if values.ndim == 1 else values[row][~finite[row]][0]
+        dimension = "" if values.ndim == 1 else f", dimension {int(np.argmin(finite[row]))}"
+        count = int((~finite).reshape(len(values), -1).any(axis=1).sum())
+        raise UserError(
+            f"{episodes.name}: {column} holds {bad} in {count} rows, the first in episode {episode}, step {step}{dimension}; "
+            "remove those episodes from the source"
+        )
+
+
+def check_actions(episodes: Episodes, clip_actions: bool) -> None:
+    """Refuses actions outside the box unless they may be clipped; takes the box from the data where the source has none."""
+    actions = episodes.actions
+    if episodes.action_low is None or episodes.action_high is None:
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        if (low >= -1 - BOX_TOLERANCE).all() and (high <= 1 + BOX_TOLERANCE).all():
+            low, high = np.full_like(low, -1), np.full_like(high, 1)
+            choice = "[-1, 1]"
+        else:
+            low, high = np.where(low == high, low - 1, low), np.where(low == high, high + 1, high)
+            choice = f"what the data spans, {_numbers(low)} to {_numbers(high)}"
+        episodes.action_low, episodes.action_high = low, high
+        episodes.warnings.append(
+            f"the action box is unknown and taken as {choice}; name the environment (env_id) or give action_low and action_high"
+        )
+    low = np.broadcast_to(np.asarray(episodes.action_low, np.float32), actions.shape[1:]).copy()
+    high = np.broadcast_to(np.asarray(episodes.action_high, np.float32), actions.shape[1:]).copy()
+    unbounded = ~np.isfinite(low) | ~np.isfinite(high)
+    if unbounded.any():
+        low[unbounded], high[unbounded] = actions.min(axis=0)[unbounded], actions.max(axis=0)[unbounded]
+        episodes.warnings.append(
+            f"action dimensions {np.flatnonzero(unbounded).tolist()} have no bounds; the range of the data is their box"
+        )
+    if not (low < high).all():
+        raise UserError(
+            f"{episodes.name}: the action box is empty in dimension {int(np.argmin(low < high))} "
+            f"(low {_numbers(low)}, high {_numbers(high)}); give action_low and action_high"
+        )
+    episodes.action_low, episodes.action_high = low, high
+    outside = (actions < low - BOX_TOLERANCE * (high - low)) | (actions > high + BOX_TOLERANCE * (high - low))
+    if outside.any():
+        rows = np.flatnonzero(outside.any(axis=1))
+        dimension = int(np.argmax(outside[rows[0]]))
+        what = (
+            f"{len(rows)} of {len(actions)} rows have actions outside the box [{low[dimension]:g}, {high[dimension]:g}], the first "
+            f"{_place(episodes, rows[0])}, dimension {dimension}, with {actions[rows[0], dimension]:g}"
+        )
+        if not clip_actions:
+            raise UserError(f"{episodes.name}: {what}; pass clip_actions to clip them")
+        episodes.warnings.append(f"{what}; clipped")
+        episodes.actions = np.clip(actions, low, high)
+
+
+def check_ends(episodes: Episodes) -> None:
+    """Marks episodes that do not end as truncated, with a warning."""
+    ends = episodes.ends
+    open_ends = np.flatnonzero(~(episodes.terminations[ends] | episodes.truncations[ends]))
+    if open_ends.size:
+        episodes.truncations = episodes.truncations.copy()
+        episodes.truncations[ends[open_ends]] = True
+        episodes.warnings.append(
+            f"{open_ends.size} of {len(ends)} episodes do not end (last step neither terminated nor truncated), "
+            f"the first is episode {open_ends[0]}; taken as truncated"
+        )
+
+
+def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
+    """Terminations that also mark a time limit become truncations where the limit is known, else they are warned of.
+
+    The sign: every episode that reaches the limit terminates. Where the source also flags those steps as truncated, a single
+    one may be a true failure on the last step and is left alone.
+    """
+    lengths, ends = episodes.lengths, episodes.ends
+    terminated = episodes.terminations[ends]
+    limit = episodes.time_limit
+    if limit is not None:
+        at_limit = lengths >= limit
+        both = terminated & episodes.truncations[ends]
+        suspicious = at_limit.any() and terminated[at_limit].all() and (at_limit.sum() > 1 or not both[at_limit].any())
+        if suspicious:
+            what = f"all {int(at_limit.sum())} episodes that reach the time limit of {limit} steps are marked as terminated"
+            if keep:
+                episodes.warnings.append(f"{what}; kept, as asked")
+                return
+            episodes.terminations, episodes.truncations = episodes.terminations.copy(), episodes.truncations.copy()
+            episodes.terminations[ends[at_limit]] = False
+            episodes.truncations[ends[at_limit]] = True
+            episodes.warnings.append(f"{what}; taken as truncations (keep_terminations leaves them)")
+        return
+    longest = lengths == lengths.max()
+    if longest.sum() > 1 and lengths.max() > 1 and terminated[longest].all():
+        episodes.warnings.append(
+            f"all {int(longest.sum())} of the longest episodes terminate after exactly {int(lengths.max())} steps: if that is a "
+            f"time limit, pass time_limit={int(lengths.max())} so that these steps bootstrap"
+        )
+
+
+def check_lost_final_observations(episodes: Episodes) -> None:
+    """Warns where time-limited episodes lost the observation after the last action: their last step trains no value."""
+    lost = int((~episodes.final_observation_known & ~episodes.terminations[episodes.ends]).sum())
+    if lost:
+        episodes.warnings.append(
+            f"{lost} of {len(episodes.lengths)} episodes are truncated without the observation after the last action; "
+            "their last step is left out where a next observation is needed"
+        )
+
+
+def check_duplicates(episodes: Episodes) -> None:
+    """Warns of episodes that are the same step by step."""
+    starts = episodes.starts
+    returns = np.add.reduceat(episodes.rewards.astype(np.float64), starts)
+    alike = defaultdict(list)
+    for episode, key in enumerate(zip(episodes.lengths.tolist(), returns.tolist(), strict=True)):
+        alike[key].append(episode)
+    first_copy, copies = None, 0
+    for group in alike.values():
+        if len(group) < 2:
+            continue
+        seen: dict[bytes, int] = {}
+        for episode in group:
+            start, length = starts[episode], episodes.lengths[episode]
+            rows = episodes.observations[start + episode : start + episode + length]
+            content = rows.tobytes() + episodes.actions[start : start + length].tobytes()
+            original = seen.setdefault(content, episode)
+            if original != episode:
+                copies += 1
+                first_copy = min(first_copy or (episode, original), (episode, original))
+    if first_copy is not None:
+        episodes.warnings.append(
+            f"{copies} of {len(episodes.lengths)} episodes are copies of an earlier one, the first is episode {first_copy[0]}, "
+            f"a copy of episode {first_copy[1]}; a split by episode may put copies on both sides"
+        )
+
+
+def check_variation(episodes: Episodes) -> None:
+    """Warns of a constant reward and of dimensions that never change."""
+    if episodes.rewards.min() == episodes.rewards.max():
+        episodes.warnings.append(f"the reward is {episodes.rewards[0]:g} in every step: there is nothing to improve")
+    for column, values in (("observation", episodes.observations), ("action", episodes.actions)):
+        still = np.flatnonzero(values.min(axis=0) == values.max(axis=0))
+        if still.size:
+            places = ", ".join(map(str, still[:8].tolist())) + (", ..." if still.size > 8 else "")
+            episodes.warnings.append(f"{still.size} of {values.shape[1]} {column} dimensions never change: {places}")
+
+
+def check_environment(
+    dataset: Dataset, spaces: tuple[int, np.ndarray, np.ndarray, int | None], env_id: str | None = None
+) -> tuple[str, ...]:
+    """Compares a dataset with `offrl.simulators.spaces(...)`: (observation_dim, action_low, action_high, max_steps).
+
+    Raises `UserError` where the sizes differ; returns warnings (another action box).
+    """
+    observation_dim, low, high, _ = spaces
+    environment = env_id or dataset.env_id or "the environment"
+    for what, mine, theirs in (
+        ("observations", dataset.observation_dim, observation_dim),
+        ("actions", dataset.action_dim, len(low)),
+    ):
+        if mine != theirs:
+            raise UserError(f"{dataset.name} has {what} of size {mine}, but those of {environment} have size {theirs}")
+    if not (np.allclose(dataset.action_low, low, atol=1e-5) and np.allclose(dataset.action_high, high, atol=1e-5)):
+        return (
+            f"the action box of {dataset.name} is {_numbers(dataset.action_low)} to {_numbers(dataset.action_high)}, "
+            f"that of {environment} is {_numbers(low)} to {_numbers(high)}",
+        )
+    return ()
+
+
+def _place(episodes: Episodes, row: int) -> str:
+    episode = int(np.searchsorted(np.cumsum(episodes.lengths), row, side="right"))
+    return f"in row {row} (episode {episode}, step {row - int(episodes.starts[episode])})"
+
+
+def _numbers(values: np.ndarray) -> str:
+    values = np.asarray(values)
+    if (values == values.flat[0]).all():
+        return f"{values.flat[0]:g}"
+    return "[" + ", ".join(f"{value:g}" for value in values) + "]"

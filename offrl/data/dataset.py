@@ -1,0 +1,334 @@
+"""The dataset: whole episodes in raw units on the host, and the views derived from them.
+
+Episodes are stored with the observation after their last action, so a next observation is never guessed from the row that
+happens to follow. The arrays stay as the source gave them; `transforms` lists what the views do to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offrl.data.transforms import (
+    UNIT_BOX,
+    Transform,
+    actions_to_unit_box,
+    find,
+    transform_observations,
+    transform_rewards,
+    unit_box,
+)
+from offrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The undiscounted returns that make 0 (random) and 100 (expert) of the normalised score, and where they come from."""
+
+    random: float
+    expert: float
+    source: str
+
+    def normalise(self, returns: Any) -> Any:
+        """100 * (returns - random) / (expert - random), for a number or an array."""
+        return 100.0 * (returns - self.random) / (self.expert - self.random)
+
+
+class Transitions(NamedTuple):
+    """Flat float32 arrays, one row per step, transformed; [rows, dim] or [rows].
+
+    terminations is 1 where the next value is 0 (never for a time limit); next_action_known is 0 at the end of an episode, where
+    next_actions is 0.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    next_observations: np.ndarray
+    terminations: np.ndarray
+    next_actions: np.ndarray
+    next_action_known: np.ndarray
+
+
+class Dynamics(NamedTuple):
+    """Steps whose next observation was really seen (terminal ones included), transformed; float32 [rows, dim] or [rows]."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    next_observations: np.ndarray
+    terminations: np.ndarray
+
+
+class Sequences(NamedTuple):
+    """Windows of consecutive steps of one episode, transformed; [windows, length, dim] or [windows, length].
+
+    Where a window passes the end of its episode mask is 0, and so is everything else. timesteps (int32) counts from the start
+    of the episode; returns_to_go is the sum of the transformed rewards from that step to the end of the episode.
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    returns_to_go: np.ndarray
+    timesteps: np.ndarray
+    mask: np.ndarray
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Whole episodes, raw. Build one with `offrl.data.load`, which checks it.
+
+    observations: float32 [steps + episodes, observation_dim]; the block of an episode holds length + 1 rows.
+    actions: float32 [steps, action_dim], in the units of the source; rewards: float32 [steps].
+    terminations, truncations: bool [steps]; only the last step of an episode carries one.
+    lengths: int64 [episodes], steps of each episode.
+    final_observation_known: bool [episodes]; False where the source lost the observation after the last action: that row is
+      a copy of the one before, and the step is left out of the views that need it.
+    action_low, action_high: float32 [action_dim], the action box.
+    env_id, env_kwargs: the Gymnasium environment the source names, or None; time_limit: its step limit, or None.
+    reference: for normalised scores, or None. successes: bool [episodes], `info["success"]` at any step, or None.
+    observation_layout: for flattened Dict observations what stands where, e.g. ("achieved_goal[2]", "observation[4]").
+    transforms: named steps with their statistics, which the views apply in this order.
+    warnings: what the checks found on loading.
+    """
+
+    name: str
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    lengths: np.ndarray
+    final_observation_known: np.ndarray
+    action_low: np.ndarray
+    action_high: np.ndarray
+    env_id: str | None = None
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    time_limit: int | None = None
+    reference: Reference | None = None
+    successes: np.ndarray | None = None
+    observation_layout: tuple[str, ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if find(self.transforms, UNIT_BOX) is None:
+            box = unit_box(self.action_low, self.action_high)
+            object.__setattr__(self, "transforms", (box, *self.transforms))
+        for name in ("observations", "actions", "rewards", "terminations", "truncations", "lengths"):
+            view = getattr(self, name).view()
+            view.flags.writeable = False  # views and fingerprint are cached
+            object.__setattr__(self, name, view)
+
+    # Sizes and places
+
+    @property
+    def episodes(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def steps(self) -> int:
+        return len(self.actions)
+
+    @property
+    def observation_dim(self) -> int:
+        return self.observations.shape[1]
+
+    @property
+    def action_dim(self) -> int:
+        return self.actions.shape[1]
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """int64 [episodes]: the first step of every episode."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """int64 [episodes]: the last step of every episode."""
+        return np.cumsum(self.lengths) - 1
+
+    @cached_property
+    def episode_of_step(self) -> np.ndarray:
+        """int64 [steps]: the episode every step belongs to."""
+        return np.repeat(np.arange(self.episodes), self.lengths)
+
+    @cached_property
+    def observation_rows(self) -> np.ndarray:
+        """int64 [steps]: where in `observations` the observation of every step stands; its successor is the row after."""
+        return np.arange(self.steps) + self.episode_of_step
+
+    @cached_property
+    def timesteps(self) -> np.ndarray:
+        """int64 [steps]: steps since the start of the episode."""
+        return np.arange(self.steps) - self.starts[self.episode_of_step]
+
+    @cached_property
+    def returns(self) -> np.ndarray:
+        """float64 [episodes]: undiscounted sum of the raw rewards."""
+        return np.add.reduceat(self.rewards.astype(np.float64), self.starts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the raw content: the same for the same episodes wherever they are stored and whatever they are called."""
+        digest = hashlib.sha256()
+        for array in (
+            self.observations,
+            self.actions,
+            self.rewards,
+            self.terminations,
+            self.truncations,
+            self.lengths.astype(np.int64),
+            self.final_observation_known,
+            self.action_low,
+            self.action_high,
+        ):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+    # Subsets, always of whole episodes
+
+    def select_episodes(self, indices: Sequence[int] | np.ndarray) -> Dataset:
+        """The episodes of those indices, in that order. Transforms keep their statistics."""
+        indices = np.asarray(indices, np.int64)
+        if indices.size == 0:
+            raise UserError(f"{self.name}: no episode selected of {self.episodes}")
+        steps = _ranges(self.starts[indices], self.lengths[indices])
+        rows = _ranges(self.starts[indices] + indices, self.lengths[indices] + 1)
+        return replace(
+            self,
+            observations=self.observations[rows],
+            actions=self.actions[steps],
+            rewards=self.rewards[steps],
+            terminations=self.terminations[steps],
+            truncations=self.truncations[steps],
+            lengths=self.lengths[indices],
+            final_observation_known=self.final_observation_known[indices],
+            successes=None if self.successes is None else self.successes[indices],
+        )
+
+    def split(self, validation_fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+        """(train, validation), by episode: a random `validation_fraction` of the episodes, at least one, is held out.
+
+        The episodes of each part stay in the order of the source.
+        """
+        if not 0 < validation_fraction < 1:
+            raise UserError(f"validation_fraction={validation_fraction} must be between 0 and 1")
+        if self.episodes < 2:
+            raise UserError(f"{self.name} has one episode, which cannot be split into training and validation data")
+        held_out = min(max(1, round(validation_fraction * self.episodes)), self.episodes - 1)
+        order = np.random.default_rng(seed).permutation(self.episodes)
+        return self.select_episodes(np.sort(order[held_out:])), self.select_episodes(np.sort(order[:held_out]))
+
+    def top_fraction(self, fraction: float, discount: float = 1.0) -> Dataset:
+        """The best `fraction` of the episodes (whole ones, at least one) by discounted raw return; ties go to the earlier."""
+        if not 0 < fraction <= 1:
+            raise UserError(f"top fraction {fraction} must be in (0, 1]")
+        scores = self.returns if discount == 1.0 else self._discounted(self.rewards, discount)[self.starts]
+        count = max(1, int(fraction * self.episodes + 1e-9))
+        return self.select_episodes(np.sort(np.argsort(-scores, kind="stable")[:count]))
+
+    # Views
+
+    @cached_property
+    def transition_rows(self) -> np.ndarray:
+        """int64 [rows]: the steps that `transitions` holds: all but those whose needed next observation the source lost."""
+        keep = np.ones(self.steps, bool)
+        keep[self.ends] = self.final_observation_known | self.terminations[self.ends]
+        return np.flatnonzero(keep)
+
+    @cached_property
+    def dynamics_rows(self) -> np.ndarray:
+        """int64 [rows]: the steps that `dynamics` holds: those whose next observation the source has."""
+        keep = np.ones(self.steps, bool)
+        keep[self.ends] = self.final_observation_known
+        return np.flatnonzero(keep)
+
+    def transitions(self) -> Transitions:
+        """The TD view: (s, a, r, s', terminal, a'). Truncated steps stay and bootstrap; no row crosses an episode."""
+        rows = self.transition_rows
+        actions = actions_to_unit_box(self.transforms, self.actions)
+        next_known = np.ones(self.steps, np.float32)
+        next_known[self.ends] = 0.0
+        next_actions = np.concatenate([actions[1:], actions[:1]]) * next_known[:, None]
+        return Transitions(
+            observations=self._observations_at(self.observation_rows[rows]),
+            actions=actions[rows],
+            rewards=transform_rewards(self.transforms, self.rewards[rows]),
+            next_observations=self._observations_at(self.observation_rows[rows] + 1),
+            terminations=self.terminations[rows].astype(np.float32),
+            next_actions=next_actions[rows],
+            next_action_known=next_known[rows],
+        )
+
+    def dynamics(self) -> Dynamics:
+        """The model view: steps with a next observation that was really seen, the terminal one included."""
+        rows = self.dynamics_rows
+        return Dynamics(
+            observations=self._observations_at(self.observation_rows[rows]),
+            actions=actions_to_unit_box(self.transforms, self.actions[rows]),
+            rewards=transform_rewards(self.transforms, self.rewards[rows]),
+            next_observations=self._observations_at(self.observation_rows[rows] + 1),
+            terminations=self.terminations[rows].astype(np.float32),
+        )
+
+    def returns_to_go(self, discount: float = 1.0) -> np.ndarray:
+        """float32 [steps]: discounted sum of the transformed rewards to the end of the episode, nothing added after it.
+
+        A time limit cuts the sum like a terminal state. Rows of `transitions` are `returns_to_go(...)[transition_rows]`.
+        """
+        rewards = transform_rewards(self.transforms, self.rewards)
+        return self._discounted(rewards, discount).astype(np.float32)
+
+    def sequences(self, length: int, discount: float = 1.0, stride: int = 1) -> Sequences:
+        """Windows of `length` steps that start at every `stride`-th step of every episode; `discount` is for returns_to_go.
+
+        Memory is windows * length rows: choose a larger stride where stride 1 is too much.
+        """
+        if length < 1 or stride < 1:
+            raise UserError(f"sequences: length={length} and stride={stride} must be 1 or more")
+        first = np.flatnonzero(self.timesteps % stride == 0)
+        rows = first[:, None] + np.arange(length)
+        inside = rows <= self.ends[self.episode_of_step[first]][:, None]
+        rows = np.where(inside, rows, 0)
+
+        def window(steps: np.ndarray) -> np.ndarray:
+            return steps[rows] * inside.reshape(inside.shape + (1,) * (steps.ndim - 1)).astype(steps.dtype)
+
+        return Sequences(
+            observations=window(self._observations_at(self.observation_rows)),
+            actions=window(actions_to_unit_box(self.transforms, self.actions)),
+            rewards=window(transform_rewards(self.transforms, self.rewards)),
+            terminations=window(self.terminations.astype(np.float32)),
+            returns_to_go=window(self.returns_to_go(discount)),
+            timesteps=window(self.timesteps.astype(np.int32)),
+            mask=inside.astype(np.float32),
+        )
+
+    def _observations_at(self, rows: np.ndarray) -> np.ndarray:
+        return transform_observations(self.transforms, self.observations[rows])
+
+    def _discounted(self, rewards: np.ndarray, discount: float) -> np.ndarray:
+        """float64 [steps]. Goes back in time through all episodes at once, longest first, so it costs one pass per time step."""
+        if not 0 <= discount <= 1:
+            raise UserError(f"discount={discount} must be in [0, 1]")
+        result = rewards.astype(np.float64)
+        order = np.argsort(-self.lengths, kind="stable")
+        starts, lengths = self.starts[order], self.lengths[order]
+        for time in range(int(lengths[0]) - 2, -1, -1):
+            steps = starts[: np.searchsorted(-lengths, -(time + 1), side="left")] + time
+            result[steps] += discount * result[steps + 1]
+        return result
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """starts[0], ..., starts[0] + lengths[0] - 1, starts[1], ...: int64 [sum of lengths]."""
+    return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)

@@ -1,0 +1,175 @@
+"""What a source reads, before it is checked: episodes in blocks, built from rows of a flat log or from an episodic store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from offrl.data.dataset import Reference
+from offrl.errors import UserError
+
+
+@dataclass
+class Episodes:
+    """Unchecked episodes; the arrays are as in `Dataset` (observations has length + 1 rows per episode). Checks may change them."""
+
+    name: str
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    lengths: np.ndarray
+    final_observation_known: np.ndarray
+    action_low: np.ndarray | None = None
+    action_high: np.ndarray | None = None
+    env_id: str | None = None
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    time_limit: int | None = None
+    reference: Reference | None = None
+    successes: np.ndarray | None = None
+    observation_layout: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def starts(self) -> np.ndarray:
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def ends(self) -> np.ndarray:
+        return np.cumsum(self.lengths) - 1
+
+
+def from_rows(
+    name: str,
+    observations: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    terminations: np.ndarray,
+    truncations: np.ndarray | None = None,
+    next_observations: np.ndarray | None = None,
+    ends: np.ndarray | None = None,
+    successes: np.ndarray | None = None,
+) -> Episodes:
+    """Episodes from a flat log of [rows, ...].
+
+    An episode ends where a row is terminal, truncated or marked in `ends` (a cut that is not terminal is a truncation), and
+    where the stored next observation is not the observation of the following row. The observation after the last action comes
+    from `next_observations`; without it, it is lost (`final_observation_known` False). successes: bool [rows].
+    """
+    columns = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
+    columns |= {"next_observations": next_observations, "episode ends": ends, "successes": successes}
+    rows = len(observations)
+    if rows == 0:
+        raise UserError(f"{name} is empty: it holds no step")
+    for column, values in columns.items():
+        if values is not None and len(values) != rows:
+            raise UserError(f"{name}: {column} has {len(values)} rows but observations has {rows}; they must be equal")
+    observations, actions = as_matrix(name, "observations", observations), as_matrix(name, "actions", actions)
+    if next_observations is not None:
+        next_observations = as_matrix(name, "next_observations", next_observations)
+        if next_observations.shape != observations.shape:
+            raise UserError(
+                f"{name}: next_observations has {next_observations.shape[1]} columns but observations has "
+                f"{observations.shape[1]}; they must be equal"
+            )
+    rewards = as_vector(name, "rewards", rewards).astype(np.float32)
+    terminations = as_flags(name, "terminations", terminations)
+    warnings = []
+
+    last = terminations.copy()
+    for column, values in (("truncations", truncations), ("episode ends", ends)):
+        if values is not None:
+            last |= as_flags(name, column, values)
+    if next_observations is not None:
+        jump = np.zeros(rows, bool)
+        jump[:-1] = ~last[:-1] & _differ(next_observations[:-1], observations[1:])
+        if jump.any():
+            where = np.flatnonzero(jump)
+            explanation = (
+                "no column marks the ends of time-limited episodes, so an episode ends there (truncated)"
+                if truncations is None and ends is None
+                else "observations jump inside an episode, which is cut there (truncated)"
+            )
+            warnings.append(
+                f"{len(where)} of {rows} rows have a next observation that is not the observation of the next row, "
+                f"the first in row {where[0]}: {explanation}"
+            )
+            last |= jump
+    if not last[-1]:
+        warnings.append(
+            f"the last episode (from row {int(np.flatnonzero(np.r_[True, last[:-1]])[-1])}) does not end: "
+            f"its last row {rows - 1} is neither terminal nor truncated; it is taken as truncated"
+        )
+        last[-1] = True
+
+    end_rows = np.flatnonzero(last)
+    lengths = np.diff(end_rows, prepend=-1)
+    count = len(end_rows)
+    blocks = np.empty((rows + count, observations.shape[1]), np.float32)
+    blocks[np.arange(rows) + np.repeat(np.arange(count), lengths)] = observations
+    final = end_rows + np.arange(count) + 1
+    blocks[final] = observations[end_rows] if next_observations is None else next_observations[end_rows]
+    return Episodes(
+        name=name,
+        observations=blocks,
+        actions=actions.astype(np.float32),
+        rewards=rewards,
+        terminations=terminations,
+        truncations=last & ~terminations,
+        lengths=lengths.astype(np.int64),
+        final_observation_known=np.full(count, next_observations is not None),
+        successes=None
+        if successes is None
+        else np.logical_or.reduceat(as_flags(name, "successes", successes), end_rows - lengths + 1),
+        warnings=warnings,
+    )
+
+
+def as_matrix(name: str, column: str, values: np.ndarray) -> np.ndarray:
+    """[rows, dim]; a vector becomes one column, further axes of size 1 are dropped."""
+    values = _numeric(name, column, values)
+    if values.ndim == 1:
+        return values[:, None]
+    if values.ndim > 2 and values[0].size == max(values.shape[1:]):
+        values = values.reshape(len(values), -1)
+    if values.ndim != 2:
+        raise UserError(
+            f"{name}: {column} has the shape {values.shape}; only vectors per step [rows, dim] are supported, not images"
+        )
+    return values
+
+
+def as_vector(name: str, column: str, values: np.ndarray) -> np.ndarray:
+    """[rows]; a column [rows, 1] is unrolled."""
+    values = _numeric(name, column, values)
+    if values.ndim > 1 and values.size == len(values):
+        values = values.reshape(-1)
+    if values.ndim != 1:
+        raise UserError(f"{name}: {column} has the shape {values.shape}; one number per step [rows] is needed")
+    return values
+
+
+def as_flags(name: str, column: str, values: np.ndarray) -> np.ndarray:
+    """bool [rows] of 0/1 flags."""
+    values = as_vector(name, column, values)
+    if values.dtype != bool:
+        wrong = np.flatnonzero((values != 0) & (values != 1))
+        if wrong.size:
+            raise UserError(f"{name}: {column} must be 0 or 1, but row {wrong[0]} is {values[wrong[0]]}")
+    return values.astype(bool)
+
+
+def _numeric(name: str, column: str, values: np.ndarray) -> np.ndarray:
+    values = np.asarray(values)
+    if values.dtype.kind not in "fiub":
+        raise UserError(f"{name}: {column} is of type {values.dtype}, not numbers")
+    return values
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """bool [rows]: beyond rounding to single precision. NaN is left to the check for NaN."""
+    with np.errstate(invalid="ignore"):
+        return (np.abs(a - b) > 1e-5 + 1e-5 * np.abs(b)).any(axis=1)

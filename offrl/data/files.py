@@ -1,0 +1,207 @@
+"""Logs in files: HDF5 with flat arrays, NPZ, and Parquet or CSV with one row per step."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from offrl.data.episodes import Episodes, as_vector, from_rows
+from offrl.errors import UserError, nearest
+
+# What a column may be called where `columns` does not say it; the first that is there is taken.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "observations": ("observations", "observation", "obs", "states", "state"),
+    "actions": ("actions", "action", "acts", "act"),
+    "rewards": ("rewards", "reward", "rew", "rews"),
+    "terminations": ("terminations", "termination", "terminated", "terminals", "terminal", "dones", "done"),
+    "truncations": ("truncations", "truncation", "truncated", "timeouts", "timeout"),
+    "next_observations": ("next_observations", "next_observation", "next_obs", "next_states", "next_state"),
+    "episode_ends": ("episode_terminals", "episode_ends", "episode_end"),
+    "episode_lengths": ("episode_lengths", "episode_length"),
+    "episode_ids": ("episode_ids", "episode_id", "episode"),
+    "successes": ("successes", "success", "infos/success"),
+}
+REQUIRED = ("observations", "actions", "rewards")
+SUFFIXES = (".hdf5", ".h5", ".hdf", ".npz", ".parquet", ".pq", ".csv")
+
+Columns = Mapping[str, "str | list[str]"]
+Arrays = dict[str, np.ndarray]
+
+
+def read(path: str | Path, name: str | None = None, columns: Columns | None = None) -> Episodes:
+    """The episodes of a flat log.
+
+    columns: {"observations": "s", "actions": ["torque", "brake"], ...} names the columns that are called otherwise than
+    usual (`ALIASES`); the keys are those of `ALIASES`, a list joins several columns. In tables a vector is a column of lists
+    or the columns NAME_0, NAME_1, ...
+    """
+    path = Path(path).expanduser()
+    name = name or f"file:{path}"
+    arrays = read_arrays(path, name)
+    return from_arrays(name, arrays, columns or {})
+
+
+def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
+    """The episodes of flat arrays under their names in the file."""
+    for key in columns:
+        if key not in ALIASES:
+            raise UserError(f"{name}: columns names {key!r}, which is none of the columns; {nearest(key, ALIASES)}")
+    found = {key: _column(name, arrays, key, columns.get(key)) for key in ALIASES}
+    for key in REQUIRED:
+        if found[key] is None:
+            raise UserError(
+                f"{name} has no column for {key} (looked for {', '.join(ALIASES[key])}); it has {', '.join(arrays) or 'none'}: "
+                f"name it with columns.{key}=..."
+            )
+    observations, actions, rewards = found["observations"], found["actions"], found["rewards"]
+    assert observations is not None
+    assert actions is not None
+    assert rewards is not None
+    discrete = arrays.get("discrete_action")
+    if (discrete is not None and bool(np.all(discrete))) or actions.dtype.kind in "iub":
+        raise UserError(
+            f"{name} has discrete actions ({actions.dtype}), which are not supported; choose a log with real-valued actions"
+        )
+    rows = len(rewards)
+    ends = _ends(name, found, rows)
+    terminations = found["terminations"]
+    if terminations is None:
+        if ends is None and found["truncations"] is None and found["next_observations"] is None:
+            raise UserError(
+                f"{name} does not say where its episodes end: it has no terminations, truncations, episode_ends, episode_lengths "
+                f"or episode_ids; name one with columns (the file has {', '.join(arrays)})"
+            )
+        terminations = np.zeros(rows, bool)
+    result = from_rows(
+        name,
+        observations,
+        actions,
+        rewards,
+        terminations,
+        found["truncations"],
+        found["next_observations"],
+        ends,
+        found["successes"],
+    )
+    if found["terminations"] is None:
+        result.warnings.insert(0, "no column marks terminations: every episode is taken to end by a time limit")
+    return result
+
+
+def _column(name: str, arrays: Arrays, key: str, asked: str | list[str] | None) -> np.ndarray | None:
+    if asked is None:
+        candidates = (_named(arrays, alias) for alias in ALIASES[key])
+        return next((values for values in candidates if values is not None), None)
+    parts = []
+    for column in [asked] if isinstance(asked, str) else asked:
+        values = _named(arrays, column)
+        if values is None:
+            raise UserError(f"{name}: columns.{key}={column!r} is not in the file; {nearest(column, arrays)}")
+        parts.append(values)
+    if len(parts) == 1 and isinstance(asked, str):
+        return parts[0]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def _named(arrays: Arrays, column: str) -> np.ndarray | None:
+    """The array of that name, or the columns NAME_0, NAME_1, ... joined."""
+    if column in arrays:
+        return arrays[column]
+    numbered = {int(match[1]): key for key in arrays if (match := re.fullmatch(re.escape(column) + r"[_.](\d+)", key))}
+    if not numbered or sorted(numbered) != list(range(len(numbered))):
+        return None
+    return np.stack([arrays[numbered[index]] for index in range(len(numbered))], axis=1)
+
+
+def _ends(name: str, found: dict[str, np.ndarray | None], rows: int) -> np.ndarray | None:
+    """bool [rows] from any of the three ways to mark episodes, or None."""
+    if (flags := found["episode_ends"]) is not None:
+        return flags
+    if (lengths := found["episode_lengths"]) is not None and len(lengths) != rows:  # a length per row is a statistic
+        lengths = as_vector(name, "episode_lengths", lengths).astype(np.int64)
+        if lengths.sum() != rows or (lengths < 1).any():
+            raise UserError(
+                f"{name}: episode_lengths sum to {lengths.sum()} (smallest {lengths.min()}) but there are {rows} rows"
+            )
+        ends = np.zeros(rows, bool)
+        ends[np.cumsum(lengths) - 1] = True
+        return ends
+    if (ids := found["episode_ids"]) is not None and len(ids) == rows:
+        ids = np.asarray(ids).reshape(-1)
+        change = ids[1:] != ids[:-1]
+        ends = np.append(change, True)
+        if len(np.unique(ids)) != ends.sum():
+            first = ids[:-1][change]
+            again = next(value for index, value in enumerate(ids[np.flatnonzero(ends)]) if value in first[:index])
+            raise UserError(f"{name}: the rows of episode {again} are not together; sort the file by episode and step")
+        return ends
+    return None
+
+
+def read_arrays(path: Path, name: str) -> Arrays:
+    """All arrays of a file by name (nested HDF5 names with /). Raises `UserError` where it is missing, empty or damaged."""
+    if not path.exists():
+        raise UserError(f"{name}: there is no file {path}")
+    if path.is_dir():
+        raise UserError(f"{name}: {path} is a folder; name a file ({', '.join(SUFFIXES)})")
+    if path.stat().st_size == 0:
+        raise UserError(f"{name}: {path} is empty (0 bytes)")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"{name}: files that end in {suffix or 'nothing'} are not understood; {nearest(suffix, SUFFIXES)}"
+        )
+    try:
+        if suffix in (".hdf5", ".h5", ".hdf"):
+            return _read_hdf5(path, name)
+        if suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return {key: file[key] for key in file.files}
+        return _read_table(path)
+    except UserError:
+        raise
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UserError(f"{name}: {path} holds pickled objects, which are not opened; save plain arrays") from error
+        raise UserError(f"{name}: {path} cannot be read ({_line(error)})") from error
+    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        raise UserError(f"{name}: {path} cannot be read, it is truncated or damaged ({_line(error)})") from error
+
+
+def _read_hdf5(path: Path, name: str) -> Arrays:
+    import h5py
+
+    arrays: Arrays = {}
+
+    def visit(key: str, node: object) -> None:
+        if isinstance(node, h5py.Dataset) and node.dtype.kind in "fiub" and not key.startswith("metadata/"):
+            arrays[key] = node[()]
+
+    with h5py.File(path, "r") as file:
+        if "episode_0" in file:
+            raise UserError(
+                f"{name}: {path} is a Minari file; put its dataset into the Minari store and load minari:ID"
+            )
+        file.visititems(visit)
+    return arrays
+
+
+def _read_table(path: Path) -> Arrays:
+    import pandas as pd
+
+    table = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+    arrays: Arrays = {}
+    for column in table.columns:
+        values = table[column].to_numpy()
+        if values.dtype == object and len(values) and isinstance(values[0], (list, tuple, np.ndarray)):
+            values = np.stack([np.asarray(value) for value in values])
+        arrays[str(column)] = values
+    return arrays
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,43 @@
+"""Dict observations as one vector: the rule shared by the dataset sources and the simulators.
+
+Keys are taken in sorted order, nested dicts likewise, tuples in their own order, and every array is unrolled in C order.
+A goal-conditioned observation is therefore `achieved_goal, desired_goal, observation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def flatten_observation(observation: Any) -> np.ndarray:
+    """One observation (array, or a dict or tuple of them, nested) as float32 [observation_dim]."""
+    return np.concatenate([np.asarray(leaf, np.float32).reshape(-1) for _, leaf in _leaves(observation)])
+
+
+def flatten_observations(observations: Any) -> np.ndarray:
+    """A batch of observations (every array has a leading axis [rows]) as float32 [rows, observation_dim]."""
+    leaves = [np.asarray(leaf, np.float32) for _, leaf in _leaves(observations)]
+    return np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+
+
+def flat_dimension(space: Any) -> int:
+    """Length of the flattened observation of a Gymnasium space (Box, Dict or Tuple of Box)."""
+    return sum(int(np.prod(leaf.shape)) for _, leaf in _leaves(space))
+
+
+def flat_layout(tree: Any) -> tuple[str, ...]:
+    """What stands where, e.g. ("achieved_goal[2]", "desired_goal[2]", "observation[4]"), for a space or an observation."""
+    return tuple(f"{name or 'observation'}[{int(np.prod(np.shape(leaf)))}]" for name, leaf in _leaves(tree))
+
+
+def _leaves(tree: Any, name: str = "") -> list[tuple[str, Any]]:
+    children = getattr(tree, "spaces", tree)  # Gymnasium's Dict and Tuple spaces keep their parts in `spaces`
+    if hasattr(children, "keys"):
+        items = [(str(key), children[key]) for key in sorted(children.keys())]
+    elif isinstance(children, (tuple, list)) and not all(np.isscalar(child) for child in children):
+        items = [(str(index), child) for index, child in enumerate(children)]
+    else:
+        return [(name, tree)]
+    return [leaf for key, child in items for leaf in _leaves(child, f"{name}/{key}" if name else key)]

@@ -1,0 +1,112 @@
+"""`load`: from a name to a checked dataset."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from offrl.data import files, minari
+from offrl.data.checks import check
+from offrl.data.dataset import Dataset
+from offrl.data.episodes import Episodes
+from offrl.data.files import Columns
+from offrl.errors import UserError, nearest
+
+SOURCES = ("builtin", "minari", "d4rl", "file")
+_shown: set[tuple[str, str]] = set()
+
+
+def load(
+    name: str,
+    *,
+    env_id: str | None = None,
+    clip_actions: bool = False,
+    keep_terminations: bool = False,
+    time_limit: int | None = None,
+    columns: Columns | None = None,
+    steps: int | None = None,
+    action_low: float | Sequence[float] | None = None,
+    action_high: float | Sequence[float] | None = None,
+    quiet: bool = False,
+) -> Dataset:
+    """Load a dataset and check it.
+
+    name: `builtin:ENV/RECIPE`, `minari:ID` (or `minari:hf://OWNER/ID`), `d4rl:NAME` (or `d4rl:PATH.hdf5`), `file:PATH`, or
+      the path of a file.
+    env_id: the Gymnasium environment, where the source names none or another.
+    clip_actions: clip actions outside the action box instead of refusing them.
+    keep_terminations: leave terminations that mark a time limit as they are.
+    time_limit: steps after which the environment cuts an episode; known for named environments.
+    columns: for `file:`, which column is what, e.g. {"observations": "s"}; see `offrl.data.files.read`.
+    steps: for `builtin:`, how many steps are rolled out at first use.
+    action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of action_low,
+      action_high and time_limit given no environment is opened to learn them.
+    quiet: do not print the warnings (they are in `Dataset.warnings`).
+
+    Raises `UserError` (one line) for an unknown name, a damaged file or data that fail a check.
+    """
+    source, _, rest = name.partition(":")
+    if source not in SOURCES:
+        if not Path(name).expanduser().exists():
+            known = f"{nearest(source, SOURCES)} " if _ else ""
+            raise UserError(
+                f"dataset {name!r}: {known}a name starts with builtin:, minari:, d4rl: or file:, or is the path of a file"
+            )
+        source, rest = "file", name
+        name = f"file:{name}"
+    if columns and source != "file":
+        raise UserError(f"{name}: columns is for file: datasets")
+    if steps is not None and source != "builtin":
+        raise UserError(f"{name}: steps is for builtin: datasets")
+    episodes = _read(source, rest, name, columns, steps)
+    if env_id is not None and env_id != episodes.env_id:
+        episodes.env_id, episodes.env_kwargs, episodes.time_limit = env_id, {}, None
+    if action_low is not None:
+        episodes.action_low = np.asarray(action_low, np.float32)
+    if action_high is not None:
+        episodes.action_high = np.asarray(action_high, np.float32)
+    _complete(episodes, time_limit)
+    dataset = check(episodes, clip_actions, keep_terminations, time_limit)
+    if not quiet:
+        show_warnings(dataset)
+    return dataset
+
+
+def show_warnings(dataset: Dataset) -> None:
+    """Print the dataset's warnings to stderr, each once per process."""
+    for warning in dataset.warnings:
+        if (dataset.name, warning) not in _shown:
+            _shown.add((dataset.name, warning))
+            print(f"warning: {dataset.name}: {warning}", file=sys.stderr)
+
+
+def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int | None) -> Episodes:
+    if not rest:
+        raise UserError(f"dataset {name!r} names nothing after {source}:")
+    if source == "builtin":
+        from offrl.datasets import builtin  # trains and rolls out: needs jax and environments
+
+        env, _, recipe = rest.partition("/")
+        if not recipe:
+            raise UserError(f"dataset {name!r} lacks its recipe: builtin:ENV/RECIPE, e.g. builtin:hopper/medium")
+        return minari.read(builtin.ensure(env, recipe, steps), name)
+    if source == "minari":
+        return minari.read(rest, name)
+    return files.read(rest, name, columns)
+
+
+def _complete(episodes: Episodes, time_limit: int | None) -> None:
+    """Fills in the time limit and the action box from the environment where it is named and they are not known."""
+    needs_box = episodes.action_low is None or episodes.action_high is None
+    needs_limit = episodes.time_limit is None and time_limit is None
+    if episodes.env_id is None or not (needs_box or needs_limit):
+        return
+    from offrl.data.environments import box, limit  # imports gymnasium
+
+    if needs_limit:
+        episodes.time_limit = limit(episodes.env_id)
+    if needs_box:
+        episodes.action_low, episodes.action_high = box(episodes.env_id, episodes.env_kwargs)

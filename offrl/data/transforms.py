@@ -1,0 +1,165 @@
+"""Named, recorded preprocessing: statistics come from the training split and travel with the dataset and the run.
+
+A transform is a JSON-able dict `{"name": ..., statistics}`. A `Dataset` keeps its arrays raw and lists its transforms; the
+derived views apply them. So applying the training split's transforms to validation data is copying the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from offrl.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from offrl.data.dataset import Dataset
+
+Transform = dict[str, Any]
+UNIT_BOX = "actions to unit box"
+STANDARDIZE = "standardize observations"
+RETURN_RANGE = "rewards by return range"
+REWARD_STD = "rewards by standard deviation"
+SCALE_SHIFT = "reward scale and shift"
+
+ObservationChoice = Literal["none", "standardize"]
+RewardChoice = Literal["none", "return_range", "standardize"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What is done to the data before training. The defaults do nothing beyond mapping actions to [-1, 1].
+
+    observations: "none" | "standardize": (x - mean) / (std + observation_epsilon), over the observations that have an action
+      (the one after an episode's last action is transformed but not counted), as in TD3+BC.
+    rewards: "none" | "return_range": r * 1000 / (largest - smallest undiscounted episode return), as in IQL;
+      "standardize": r / standard deviation of all rewards (the mean stays, so that the sign of a reward does).
+    reward_scale, reward_shift: r * reward_scale + reward_shift, after the above (AntMaze in IQL: shift -1).
+    action_margin: unit-box actions are clipped to +-(1 - action_margin) (IQL: 1e-5).
+    """
+
+    observations: ObservationChoice = "none"
+    observation_epsilon: float = 1e-3
+    rewards: RewardChoice = "none"
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+    action_margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field, value, choices in (
+            ("observations", self.observations, get_args(ObservationChoice)),
+            ("rewards", self.rewards, get_args(RewardChoice)),
+        ):
+            if value not in choices:
+                raise UserError(f"preprocessing: {field}={value!r} is unknown; {nearest(str(value), choices)}")
+        if not self.observation_epsilon >= 0:
+            raise UserError(f"preprocessing: observation_epsilon={self.observation_epsilon} must be 0 or more")
+        if not 0 <= self.action_margin < 1:
+            raise UserError(f"preprocessing: action_margin={self.action_margin} must be in [0, 1)")
+
+
+def preprocess(train: Dataset, preprocessing: Preprocessing) -> Dataset:
+    """`train` with the transforms that `preprocessing` asks for, their statistics computed from `train` alone."""
+    transforms: list[Transform] = [unit_box(train.action_low, train.action_high, preprocessing.action_margin)]
+    if preprocessing.observations == "standardize":
+        observations = train.observations[train.observation_rows].astype(np.float64)
+        transforms.append(
+            {
+                "name": STANDARDIZE,
+                "mean": observations.mean(axis=0).tolist(),
+                "std": observations.std(axis=0).tolist(),
+                "epsilon": float(preprocessing.observation_epsilon),
+            }
+        )
+    if preprocessing.rewards == "return_range":
+        low, high = float(train.returns.min()), float(train.returns.max())
+        if high <= low:
+            raise UserError(
+                f"preprocessing: rewards=return_range, but all {train.episodes} episodes of {train.name} "
+                f"have the return {low:g}; use rewards=none or standardize"
+            )
+        transforms.append({"name": RETURN_RANGE, "smallest": low, "largest": high, "factor": 1000.0 / (high - low)})
+    elif preprocessing.rewards == "standardize":
+        std = float(train.rewards.astype(np.float64).std())
+        if std == 0:
+            raise UserError(
+                f"preprocessing: rewards=standardize, but the reward of {train.name} is constant; use rewards=none"
+            )
+        transforms.append({"name": REWARD_STD, "std": std, "factor": 1.0 / std})
+    if preprocessing.reward_scale != 1.0 or preprocessing.reward_shift != 0.0:
+        transforms.append(
+            {
+                "name": SCALE_SHIFT,
+                "scale": float(preprocessing.reward_scale),
+                "shift": float(preprocessing.reward_shift),
+            }
+        )
+    return replace(train, transforms=tuple(transforms))
+
+
+def apply_transforms(dataset: Dataset, transforms: Iterable[Transform]) -> Dataset:
+    """`dataset` (validation data, say) with the recorded transforms of another: the same statistics, nothing recomputed."""
+    return replace(dataset, transforms=tuple(transforms))
+
+
+def unit_box(low: np.ndarray, high: np.ndarray, margin: float = 0.0) -> Transform:
+    """The transform that maps the action box [low, high] to [-1, 1]; every dataset carries one."""
+    return {
+        "name": UNIT_BOX,
+        "low": np.asarray(low, np.float64).tolist(),
+        "high": np.asarray(high, np.float64).tolist(),
+        "margin": float(margin),
+    }
+
+
+def find(transforms: Iterable[Transform], name: str) -> Transform | None:
+    """The recorded transform of that name, or None."""
+    return next((transform for transform in transforms if transform["name"] == name), None)
+
+
+def observation_statistics(transforms: Iterable[Transform], observation_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """`mean, std`, float32 [observation_dim] each: policies see (x - mean) / std. Zeros and ones where nothing is done.
+
+    `std` includes the epsilon.
+    """
+    transform = find(transforms, STANDARDIZE)
+    if transform is None:
+        return np.zeros(observation_dim, np.float32), np.ones(observation_dim, np.float32)
+    std = np.asarray(transform["std"], np.float64) + transform["epsilon"]
+    return np.asarray(transform["mean"], np.float32), std.astype(np.float32)
+
+
+def transform_observations(transforms: Iterable[Transform], observations: np.ndarray) -> np.ndarray:
+    """Raw observations [..., observation_dim] as the policy sees them, float32."""
+    mean, std = observation_statistics(transforms, observations.shape[-1])
+    return ((observations - mean) / std).astype(np.float32)
+
+
+def transform_rewards(transforms: Iterable[Transform], rewards: np.ndarray) -> np.ndarray:
+    """Raw rewards as the algorithm sees them, float32, the transforms in the order recorded."""
+    result = rewards.astype(np.float64)
+    for transform in transforms:
+        if transform["name"] in (RETURN_RANGE, REWARD_STD):
+            result = result * transform["factor"]
+        elif transform["name"] == SCALE_SHIFT:
+            result = result * transform["scale"] + transform["shift"]
+    return result.astype(np.float32)
+
+
+def actions_to_unit_box(transforms: Iterable[Transform], actions: np.ndarray) -> np.ndarray:
+    """Actions in the source's units [..., action_dim] to [-1, 1] (clipped there, or to +-(1 - margin)), float32."""
+    transform = find(transforms, UNIT_BOX)
+    assert transform is not None, "every dataset records its action box"
+    low, high = np.asarray(transform["low"]), np.asarray(transform["high"])
+    limit = 1.0 - transform["margin"]
+    return np.clip(2.0 * (actions - low) / (high - low) - 1.0, -limit, limit).astype(np.float32)
+
+
+def actions_from_unit_box(transforms: Iterable[Transform], actions: np.ndarray) -> np.ndarray:
+    """Actions in [-1, 1] (clipped to it) back to the source's units, float32: what the environment is given."""
+    transform = find(transforms, UNIT_BOX)
+    assert transform is not None, "every dataset records its action box"
+    low, high = np.asarray(transform["low"]), np.asarray(transform["high"])
+    return (low + (np.clip(actions, -1.0, 1.0) + 1.0) / 2.0 * (high - low)).astype(np.float32)

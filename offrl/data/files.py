@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,10 @@ def read(path: str | Path, name: str | None = None, columns: Columns | None = No
     """
     path = Path(path).expanduser()
     name = name or f"file:{path}"
-    arrays = read_arrays(path, name)
-    return from_arrays(name, arrays, columns or {})
+    columns = columns or {}
+    asked = [[column] if isinstance(column, str) else list(column) for column in columns.values()]
+    wanted = {column for some in (*ALIASES.values(), *asked) for column in some}
+    return from_arrays(name, read_arrays(path, name, wanted), columns)
 
 
 def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
@@ -142,8 +144,11 @@ def _ends(name: str, found: dict[str, np.ndarray | None], rows: int) -> np.ndarr
     return None
 
 
-def read_arrays(path: Path, name: str) -> Arrays:
-    """All arrays of a file by name (nested HDF5 names with /). Raises `UserError` where it is missing, empty or damaged."""
+def read_arrays(path: Path, name: str, wanted: Collection[str] = ()) -> Arrays:
+    """The arrays of a file by name; nested HDF5 names (infos/qpos) are read only where `wanted`.
+
+    Raises `UserError` where the file is missing, empty or damaged.
+    """
     if not path.exists():
         raise UserError(f"{name}: there is no file {path}")
     if path.is_dir():
@@ -157,7 +162,7 @@ def read_arrays(path: Path, name: str) -> Arrays:
         )
     try:
         if suffix in (".hdf5", ".h5", ".hdf"):
-            return _read_hdf5(path, name)
+            return _read_hdf5(path, name, wanted)
         if suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
                 return {key: file[key] for key in file.files}
@@ -172,13 +177,13 @@ def read_arrays(path: Path, name: str) -> Arrays:
         raise UserError(f"{name}: {path} cannot be read, it is truncated or damaged ({_line(error)})") from error
 
 
-def _read_hdf5(path: Path, name: str) -> Arrays:
+def _read_hdf5(path: Path, name: str, wanted: Collection[str]) -> Arrays:
     import h5py
 
     arrays: Arrays = {}
 
     def visit(key: str, node: object) -> None:
-        if isinstance(node, h5py.Dataset) and node.dtype.kind in "fiub" and not key.startswith("metadata/"):
+        if isinstance(node, h5py.Dataset) and node.dtype.kind in "fiub" and ("/" not in key or key in wanted):
             arrays[key] = node[()]
 
     with h5py.File(path, "r") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data import files, minari
+from offrl.data import d4rl, files, minari
 from offrl.data.checks import check
 from offrl.data.dataset import Dataset
 from offrl.data.episodes import Episodes
@@ -69,6 +69,7 @@ def load(
     if action_high is not None:
         episodes.action_high = np.asarray(action_high, np.float32)
     _complete(episodes, time_limit)
+    episodes.reference = episodes.reference or d4rl.environment_reference(episodes.env_id)
     dataset = check(episodes, clip_actions, keep_terminations, time_limit)
     if not quiet:
         show_warnings(dataset)
@@ -95,6 +96,8 @@ def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int
         return minari.read(builtin.ensure(env, recipe, steps), name)
     if source == "minari":
         return minari.read(rest, name)
+    if source == "d4rl":
+        return d4rl.read(rest, name)
     return files.read(rest, name, columns)
 
 

@@ -1,0 +1,145 @@
+"""The contract of an algorithm file, and loading one by name or by path.
+
+An algorithm file defines
+
+    Config                                      frozen flax.struct.dataclass, every field made by `option`
+    init(key, config, spec) -> State            parameters, optimiser state, targets, in one pytree
+    update(key, state, dataset, config) -> (State, metrics)     one gradient step, its batch drawn on the device
+    policy(config, spec) -> offrl.policies.Policy
+
+and, where it needs them,
+
+    phases(config) -> tuple[Phase, ...]         several stages in one run; by default one, called "train"
+    prepare(dataset, config) -> pytree          what `update` sees as its dataset; by default `dataset.transitions()`
+
+`state` must have the field `step`, the number of updates made. All of it runs under `jax.vmap` and `jax.lax.map` over
+members and under `jax.lax.scan` over steps: no side effects, no global state, no environment. Metrics are a flat
+dict of scalars; a non-finite one marks the member as diverged, and it is stopped there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import offrl.algorithms
+from offrl.data.dataset import Dataset
+from offrl.data.transforms import Preprocessing
+from offrl.errors import UserError, nearest
+
+State = Any
+Metrics = dict[str, jax.Array]
+Update = Callable[[jax.Array, State, Any, Any], tuple[State, Metrics]]
+
+
+def option(default: Any, help: str, *, static: bool = False, choices: tuple[str, ...] = ()) -> Any:
+    """A field of an algorithm's Config.
+
+    Numbers are pytree leaves, so that members of one compiled program may differ in them; `static` marks structure
+    (widths, counts, names), which all members of a run share. `choices` lists the allowed names of a string.
+    """
+    metadata = {"pytree_node": not static, "help": help, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Spec(NamedTuple):
+    """What an algorithm may know of its data and its run. Static: it shapes the compiled program."""
+
+    observation_dim: int
+    action_dim: int
+    updates: int
+    """Gradient steps of the run's open-ended phases: what learning-rate schedules end at."""
+
+
+class Phase(NamedTuple):
+    """One stage of training: an update function, made `updates` times (None: as often as the protocol says).
+
+    `begin(key, state, dataset, config) -> State`, where given, runs once as the phase starts.
+    """
+
+    name: str
+    update: Update
+    updates: int | None = None
+    begin: Callable[[jax.Array, State, Any, Any], State] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """An algorithm file, checked against the contract."""
+
+    name: str
+    file: Path
+    Config: type
+    init: Callable[[jax.Array, Any, Spec], State]
+    policy: Callable[[Any, Spec], Any]
+    phases: Callable[[Any], tuple[Phase, ...]]
+    prepare: Callable[[Dataset, Any], Any]
+    summary: str
+    """The first line of the file's docstring."""
+
+    def options(self) -> dict[str, dataclasses.Field[Any]]:
+        return {field.name: field for field in dataclasses.fields(self.Config)}
+
+    def preprocessing(self, config: Any) -> Preprocessing:
+        return getattr(config, "preprocessing", Preprocessing())
+
+
+def names() -> list[str]:
+    """The algorithms that come with offrl."""
+    return sorted(module.name for module in pkgutil.iter_modules(offrl.algorithms.__path__))
+
+
+def load(name_or_path: str) -> Algorithm:
+    """The algorithm of that name, or the one in that .py file.
+
+    Raises:
+        UserError: there is no such algorithm or file, or the file breaks the contract.
+    """
+    if name_or_path.endswith(".py"):
+        path = Path(name_or_path).expanduser().resolve()
+        if not path.is_file():
+            raise UserError(f"algo={name_or_path}: no such file; give the path of an algorithm file")
+        # a path of its own in sys.modules, so that two files of one name do not collide
+        module_name = f"offrl_algorithm_{abs(hash(str(path))):x}"
+        module_spec = importlib.util.spec_from_file_location(module_name, path)
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[module_name] = module  # dataclasses look their module up there
+        try:
+            module_spec.loader.exec_module(module)
+        except (SyntaxError, ImportError) as error:
+            raise UserError(f"algo={name_or_path}: cannot be imported: {error}") from error
+        name = path.stem
+    elif name_or_path in names():
+        module = importlib.import_module(f"offrl.algorithms.{name_or_path}")
+        name = name_or_path
+    else:
+        raise UserError(f"algo={name_or_path}: unknown algorithm; {nearest(name_or_path, names())}")
+
+    missing = [item for item in ("Config", "init", "policy") if not hasattr(module, item)]
+    if not hasattr(module, "update") and not hasattr(module, "phases"):
+        missing.append("update")
+    if missing:
+        raise UserError(f"{module.__file__}: an algorithm file must define {', '.join(missing)}; see offrl/algorithm.py")
+    undescribed = [field.name for field in dataclasses.fields(module.Config) if "help" not in field.metadata]
+    if undescribed:
+        raise UserError(f"{module.__file__}: make Config's {', '.join(undescribed)} with offrl.algorithm.option")
+    return Algorithm(
+        name=name,
+        file=Path(str(module.__file__)),
+        Config=module.Config,
+        init=module.init,
+        policy=module.policy,
+        phases=getattr(module, "phases", None) or (lambda config: (Phase("train", module.update),)),
+        prepare=getattr(module, "prepare", None) or (lambda dataset, config: dataset.transitions()),
+        summary=(module.__doc__ or "").strip().splitlines()[0] if module.__doc__ else "",
+    )

@@ -1,0 +1,279 @@
+"""From the command line to configurations: Hydra's groups, checks that name the nearest valid word, and the help."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import importlib.resources
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+
+import offrl.algorithm
+from offrl.algorithm import Algorithm
+from offrl.errors import UserError, nearest
+
+GROUPS = ("algo", "env", "protocol")
+MAX_MEMBERS = 1024
+
+
+def choices(group: str) -> list[str]:
+    """The names a group of the configuration offers."""
+    if group == "algo":
+        return offrl.algorithm.names()
+    folder = importlib.resources.files("offrl.configs") / group
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def option_defaults(algorithm: Algorithm) -> dict[str, Any]:
+    """The algorithm's options as plain values, nested dataclasses as dicts."""
+    defaults = {}
+    for name, field in algorithm.options().items():
+        value = field.default
+        if dataclasses.is_dataclass(value):
+            value = dataclasses.asdict(value)  # type: ignore[arg-type]
+        defaults[name] = list(value) if isinstance(value, tuple) else value
+    return defaults
+
+
+def register(algorithm: Algorithm, file: str | None = None) -> None:
+    """Make `algo=NAME` a choice, its options the fields of the algorithm's Config."""
+    node = {"name": algorithm.name, "file": file, **option_defaults(algorithm)}
+    ConfigStore.instance().store(group="algo", name=algorithm.name, node=node)
+
+
+def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
+    """`value` as the type of the option's default.
+
+    Raises:
+        UserError: it is of another type, or not among the option's choices.
+    """
+    default = field.default
+    allowed = field.metadata.get("choices", ())
+    if allowed and value not in allowed:
+        raise UserError(f"{name}={value}: not a choice; {nearest(str(value), allowed)}")
+    if isinstance(default, bool):
+        valid = isinstance(value, bool)
+    elif isinstance(default, int):
+        valid = isinstance(value, int) and not isinstance(value, bool)
+    elif isinstance(default, float):
+        valid = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if valid else value
+    elif isinstance(default, tuple):
+        valid = isinstance(value, list | tuple) and all(isinstance(item, type(default[0])) for item in value)
+        value = tuple(value) if valid else value
+    elif isinstance(default, str):
+        valid = isinstance(value, str)
+    else:
+        raise TypeError(f"{name}: an option of type {type(default).__name__} cannot be configured")
+    if not valid:
+        raise UserError(f"{name}={value}: must be {type(default).__name__}, as its default {default} is")
+    return value
+
+
+def member_configs(
+    algorithm: Algorithm, options: dict[str, Any], seeds: Sequence[int]
+) -> list[tuple[Any, int, dict[str, Any]]]:
+    """Config, seed and swept values of each member: every combination of listed values, with every seed.
+
+    A list where an option is a number means one member per value; only numbers that are pytree leaves may differ.
+
+    Raises:
+        UserError: a value is of the wrong type, or a list is given for an option that all members must share.
+    """
+    fields = algorithm.options()
+    shared: dict[str, Any] = {}
+    swept: dict[str, list[Any]] = {}
+    for name, field in fields.items():
+        value = options[name]
+        if dataclasses.is_dataclass(field.default):
+            nested = {inner.name: inner for inner in dataclasses.fields(field.default)}
+            values = {key: check(value[key], inner, f"algo.{name}.{key}") for key, inner in nested.items()}
+            shared[name] = type(field.default)(**values)
+        elif isinstance(value, list | tuple) and not isinstance(field.default, tuple):
+            if not field.metadata["pytree_node"]:
+                raise UserError(f"algo.{name}={list(value)}: members of one run share it; sweep it with -m instead")
+            if not value:
+                raise UserError(f"algo.{name}=[]: an empty list; give at least one value")
+            swept[name] = [check(item, field, f"algo.{name}") for item in value]
+        else:
+            shared[name] = check(value, field, f"algo.{name}")
+    members = []
+    for values, seed in itertools.product(itertools.product(*swept.values()), seeds):
+        differing = dict(zip(swept, values, strict=True))
+        members.append((algorithm.Config(**shared, **differing), seed, differing))
+    return members
+
+
+def member_seeds(seed: Any, seeds: Any) -> list[int]:
+    """`seeds` (a count, or a list) where it is given, and `seed` otherwise.
+
+    Raises:
+        UserError: not whole numbers from 0 on, none at all, or one of them twice.
+    """
+
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+    if seeds is None:
+        if not whole(seed):
+            raise UserError(f"seed={seed}: must be a whole number, 0 or more")
+        return [seed]
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if not 1 <= seeds <= MAX_MEMBERS:
+            raise UserError(f"seeds={seeds}: must be a number of members from 1 to {MAX_MEMBERS}, or a list of seeds")
+        return list(range(seeds))
+    if not isinstance(seeds, list) or not seeds or not all(whole(item) for item in seeds):
+        raise UserError(f"seeds={seeds}: must be a number of members, or a list of seeds such as [0,3,7]")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds={seeds}: a seed stands there twice; its members would be copies of each other")
+    return seeds
+
+
+def tuned_values(algorithm: str, dataset: str) -> tuple[dict[str, Any], str]:
+    """Published options for a dataset that differ from the defaults, by dotted name, and their source."""
+    file = importlib.resources.files("offrl.configs") / "tuned" / f"{algorithm}.yaml"
+    if file.is_file():
+        for entry in yaml.safe_load(file.read_text()):
+            if any(fnmatch.fnmatch(dataset, pattern) for pattern in entry["datasets"]):
+                return entry["values"], entry["source"]
+    return {}, ""
+
+
+def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
+    """Check a command line before Hydra sees it, and let `algo=path/to/file.py` name an algorithm.
+
+    Returns the arguments for Hydra.
+
+    Raises:
+        UserError: a key or a choice is not known (with the nearest ones), or several values stand without -m.
+    """
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    several = any(flag in ("-m", "--multirun") for flag in flags)
+    parser = OverridesParser.create()
+    for name in offrl.algorithm.names():
+        register(offrl.algorithm.load(name))
+
+    prepared, groups, keys = [], [], []
+    for argument in arguments:
+        if argument.startswith("-"):
+            prepared.append(argument)
+            continue
+        if "=" not in argument and not argument.startswith("~"):
+            raise UserError(f"{argument}: not of the form key=value; see --help")
+        key, _, value = argument.partition("=")
+        if key == "algo" and ".py" in value:
+            names = []
+            for part in value.split(","):
+                if part.endswith(".py"):
+                    algorithm = offrl.algorithm.load(part)
+                    if algorithm.name in offrl.algorithm.names():
+                        raise UserError(f"algo={part}: {algorithm.name} is the name of a built-in one; rename the file")
+                    register(algorithm, str(algorithm.file))
+                    part = algorithm.name
+                names.append(part)
+            argument = f"algo={','.join(names)}"
+        try:
+            override = parser.parse_override(argument)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{argument}: cannot be read ({reason}); quote special characters: '{key}=\"...\"'") from None
+        if override.is_sweep_override() and not several:
+            raise UserError(f"{argument}: several values; add -m to run them one after the other")
+        key = override.key_or_group
+        if key in GROUPS:
+            picked = [item.strip() for item in argument.partition("=")[2].split(",")]
+            for item in picked:
+                known = [*choices(key), *(["null"] if key == "env" else [])]
+                registered = ConfigStore.instance().repo.get(key, {})
+                if item not in known and f"{item}.yaml" not in registered:
+                    raise UserError(f"{key}={item}: unknown; {nearest(item, known)}")
+            groups.append(f"{key}={picked[0]}")
+        elif not key.startswith("hydra"):
+            keys.append((key, argument, override.is_add()))
+        prepared.append(argument)
+
+    known_keys = _known_keys(groups, config_name)
+    for key, argument, added in keys:
+        if added or key in known_keys or any(key.startswith(f"{free}.") for free in ("data.columns", "env.kwargs")):
+            continue
+        raise UserError(f"{argument}: there is no {key}; {nearest(key, known_keys)}")
+    return prepared
+
+
+def _known_keys(groups: list[str], config_name: str) -> set[str]:
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
+            config = hydra.compose(config_name, overrides=groups)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(str(error).splitlines()[0]) from None
+    finally:
+        GlobalHydra.instance().clear()
+    keys: set[str] = set()
+
+    def walk(node: Any, prefix: str) -> None:
+        for key, value in node.items():
+            keys.add(f"{prefix}{key}")
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{key}.")
+
+    walk(OmegaConf.to_container(config), "")
+    return keys | {"env.id", "env.dataset", "env.kwargs"}
+
+
+def print_help(command: str, arguments: list[str]) -> None:
+    """What can be chosen and what it means: the command, its groups, and the options of `algo=NAME`."""
+    console = Console()
+    console.print(f"[bold]python -m offrl.{command} [KEY=VALUE]...[/]   train a policy on a fixed dataset\n")
+    console.print("  python -m offrl.train algo=iql env=hopper                       a built-in dataset, and its simulator")
+    console.print("  python -m offrl.train dataset=minari:D4RL/door/human-v2          a published one")
+    console.print("  python -m offrl.train dataset=file:log.h5 env=null               your own log, no simulator at all")
+    console.print("  python -m offrl.train algo=td3_bc env=hopper seeds=4 algo.alpha=\\[1,2.5]    8 members in one program")
+    console.print("  python -m offrl.train -m algo=iql,td3_bc env=hopper seed=0,1     one run after the other\n")
+    table = Table("choice", "values", box=None, pad_edge=False)
+    table.add_row("algo", ", ".join([*choices("algo"), "path/to/yours.py"]))
+    table.add_row("env", ", ".join([*choices("env"), "null"]))
+    table.add_row("protocol", ", ".join(choices("protocol")))
+    console.print(table)
+    groups = [argument for argument in arguments if argument.split("=")[0] in GROUPS]
+    arguments = prepare_arguments(groups, "train")
+    console.print("\n[bold]Run[/]")
+    folder = importlib.resources.files("offrl.configs")
+    _print_file(console, (folder / "train.yaml").read_text().split("\nhydra:")[0], skip_to="dataset:")
+    chosen = dict(argument.split("=", 1) for argument in arguments)
+    protocol = chosen.get("protocol", "quick")
+    console.print(f"\n[bold]protocol={protocol}[/]   (protocol.updates=... and so on)")
+    _print_file(console, (folder / "protocol" / f"{protocol}.yaml").read_text(), skip_to="updates:")
+    original = next((a.partition("=")[2] for a in groups if a.startswith("algo=")), "iql")
+    algorithm = offrl.algorithm.load(original)
+    console.print(f"\n[bold]algo={original}[/]   {algorithm.summary}")
+    table = Table("option", "default", "meaning", box=None, pad_edge=False)
+    for name, field in algorithm.options().items():
+        default = field.default
+        if dataclasses.is_dataclass(default):
+            for inner in dataclasses.fields(default):
+                table.add_row(f"algo.{name}.{inner.name}", str(getattr(default, inner.name)), field.metadata["help"])
+            continue
+        meaning = field.metadata["help"] + (f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else "")
+        table.add_row(f"algo.{name}", str(default), meaning)
+    console.print(table)
+    console.print("\nNumbers may be lists, one member each: algo.NAME=\\[1,2]. Hydra's own flags: --hydra-help.")
+
+
+def _print_file(console: Console, text: str, skip_to: str) -> None:
+    console.print(text[text.index(f"\n{skip_to}") + 1 :].rstrip(), highlight=False, markup=False)
+
+

@@ -1,0 +1,120 @@
+"""The run directory: what a run is, where it stands, and its states, for every command that comes after training."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pandas as pd
+
+import offrl.algorithm
+from offrl.algorithm import Algorithm, Spec
+from offrl.checkpoints import Checkpoints
+from offrl.configuration import member_configs
+from offrl.errors import UserError
+from offrl.policies import Policy
+from offrl.training import stack
+
+METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds"]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write beside `path` and rename: a kill leaves the old file or the new one, never a half."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+class Run:
+    """A run directory that training has made. Open one with `Run.open`."""
+
+    def __init__(self, path: Path, info: dict[str, Any]):
+        self.path = path
+        self.info = info
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """
+        Raises:
+            UserError: there is no run at `path`, or its description is damaged.
+        """
+        path = Path(path)
+        file = path / "run.json"
+        if not file.is_file():
+            inside = sorted(str(found.parent) for found in path.rglob("run.json"))[:3] if path.is_dir() else []
+            hint = f"did you mean {', '.join(inside)}?" if inside else "give a folder that offrl.train made"
+            raise UserError(f"{path}: no run here (no run.json); {hint}")
+        try:
+            return cls(path, json.loads(file.read_text()))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}: damaged ({error}); train again with resume=false") from error
+
+    def write_info(self) -> None:
+        write_whole(self.path / "run.json", json.dumps(self.info, indent=1))
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        return offrl.algorithm.load(self.info["algorithm"]["file"] or self.info["algorithm"]["name"])
+
+    @cached_property
+    def spec(self) -> Spec:
+        return Spec(**self.info["spec"])
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """One dict per member: member, seed, values (what members differ in), diverged_at (a step, or None)."""
+        return self.info["members"]
+
+    @cached_property
+    def member_configs(self) -> list[Any]:
+        """The algorithm's Config of each member."""
+        seeds = list(dict.fromkeys(member["seed"] for member in self.members))  # every swept value has all of them
+        return [config for config, _, _ in member_configs(self.algorithm, self.info["algorithm"]["options"], seeds)]
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The policy's functions, each of ONE member's state; `jax.vmap` maps them over a restored population."""
+        return self.algorithm.policy(self.member_configs[0], self.spec)
+
+    @cached_property
+    def checkpoint_store(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints")
+
+    def checkpoints(self) -> list[int]:
+        """Steps at which there is a checkpoint, ascending."""
+        return self.checkpoint_store.steps()
+
+    def last_checkpoint(self, member: int) -> int | None:
+        """The last checkpoint at which the member was healthy; None where there is none."""
+        diverged_at = self.members[member]["diverged_at"]
+        healthy = [step for step in self.checkpoints() if diverged_at is None or step < diverged_at]
+        return healthy[-1] if healthy else None
+
+    def saved_like(self) -> dict[str, Any]:
+        """Shapes and dtypes of a checkpoint of this run."""
+
+        def make() -> dict[str, Any]:
+            states = [self.algorithm.init(jax.random.key(0), config, self.spec) for config in self.member_configs]
+            return {"states": stack(states), "diverged_at": jnp.zeros(len(states), jnp.int32)}
+
+        return jax.eval_shape(make)
+
+    def restore(self, step: int) -> Any:
+        """States of all members at a checkpoint, stacked on axis 0 (numpy arrays).
+
+        Raises:
+            UserError: there is no such checkpoint, or it is damaged.
+        """
+        if step not in self.checkpoints():
+            raise UserError(f"{self.path}: no checkpoint at step {step}; there are {self.checkpoints()}")
+        return self.checkpoint_store.restore(step, self.saved_like())["states"]
+
+    def metrics(self) -> pd.DataFrame:
+        """The metrics table, one row per fact: phase, step, member, seed, metric, value, seconds."""
+        return pd.read_csv(self.path / "metrics.csv")

@@ -1,0 +1,72 @@
+"""Weights & Biases, off unless asked for, and never a reason for a run to fail.
+
+One convention: the project is `wandb_project`, the group the dataset, the tags algorithm, protocol and source of the data;
+a member's metrics are `member0/critic_loss` and so on, against the run's step.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from offrl.errors import UserError, nearest
+
+MODES = ("off", "offline", "online")
+
+
+class Tracker:
+    """Sends metrics and the final table and picture to wandb; does nothing when off or when wandb fails."""
+
+    def __init__(self, mode: str, project: str, run_dir: Path, config: dict[str, Any], info: dict[str, Any]):
+        if mode not in MODES:
+            raise UserError(f"wandb={mode}: not a choice; {nearest(str(mode), MODES)}")
+        self.run: Any = None
+        if mode == "off":
+            return
+        dataset, algorithm = info["dataset"]["name"], info["algorithm"]["name"]
+        try:
+            import wandb
+
+            self.run = wandb.init(
+                mode="offline" if mode == "offline" else "online",
+                project=project,
+                group=dataset,
+                name=f"{algorithm} {dataset}",
+                id=run_dir.name,
+                resume="allow",
+                tags=[algorithm, info["protocol"]["name"], dataset.split(":")[0]],
+                dir=run_dir,
+                config=config,
+                settings=wandb.Settings(silent=True, init_timeout=30),
+            )
+        except Exception as error:  # no network, no log-in, a full disk: the training goes on
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        print(f"warning: wandb is off for this run ({reason})", file=sys.stderr)
+        self.run = None
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        if self.run is None:
+            return
+        try:
+            self.run.log(values, step=step)
+        except Exception as error:
+            self._failed(error)
+
+    def finish(self, table: Any = None, picture: Path | None = None) -> None:
+        """Log the evaluation's table (a DataFrame) and picture, and close."""
+        if self.run is None:
+            return
+        try:
+            import wandb
+
+            if table is not None:
+                self.run.log({"evaluation": wandb.Table(dataframe=table)})
+            if picture is not None and picture.exists():
+                self.run.log({"summary": wandb.Image(str(picture))})
+            self.run.finish()
+        except Exception as error:
+            self._failed(error)

@@ -1,0 +1,337 @@
+"""Environments in processes of their own, stepped together, each for exactly one episode per reset.
+
+No jax here: a worker process imports this module and must start fast. Arrays travel through shared memory; a step
+costs one message of one byte to each worker and one back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offrl.data.flatten import flat_dimension, flatten_observation
+from offrl.devices import cores
+from offrl.errors import UserError
+
+ROBOTICS = ("Adroit", "AntMaze", "PointMaze", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
+"""How the names of gymnasium_robotics' environments begin."""
+
+RESET, STEP, OK = b"r", b"s", b""
+
+
+class SimulatorError(UserError):
+    """An environment raised an error, or its process died."""
+
+
+class Spaces(NamedTuple):
+    """What an environment takes and gives."""
+
+    observation_dim: int
+    action_low: np.ndarray
+    """[action_dim], float32."""
+    action_high: np.ndarray
+    max_steps: int
+    """Steps after which an episode is truncated."""
+
+
+def make(env_id: str, env_kwargs: Mapping[str, Any]) -> Any:
+    """`gymnasium.make`, with gymnasium_robotics registered when the name asks for it.
+
+    `env_id` may be "module:Name-v0" for an environment that a module registers on import.
+
+    Raises:
+        UserError: no such environment, a package is missing, or the environment does not take these arguments.
+    """
+    import gymnasium
+
+    name = env_id.rpartition(":")[2]
+    if name.startswith(ROBOTICS) and name not in gymnasium.registry:
+        try:
+            import gymnasium_robotics
+        except ImportError as error:
+            raise UserError(f"env={env_id}: gymnasium_robotics is missing; pip install 'offrl[robotics]'") from error
+        gymnasium.register_envs(gymnasium_robotics)
+    try:
+        # the checker's wrapper costs time at every step
+        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
+    except (gymnasium.error.Error, ImportError, TypeError, AssertionError) as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"env={env_id}: cannot be made with {dict(env_kwargs)}: {message}") from error
+
+
+def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:
+    """What the environment takes and gives; dictionary observations count flattened.
+
+    Raises:
+        UserError: it cannot be made, its observations or actions are not boxes of numbers, or it has no time limit.
+    """
+    from gymnasium.spaces import Box, Dict, Tuple
+
+    environment = make(env_id, env_kwargs)
+    try:
+        observations, box = environment.observation_space, environment.action_space
+        if not isinstance(observations, (Box, Dict, Tuple)):
+            raise UserError(f"env={env_id}: its observations are {observations}; only boxes of numbers are supported")
+        if not isinstance(box, Box):
+            raise UserError(f"env={env_id}: its actions are {box}; only a box of continuous actions is supported")
+        if environment.spec is None or environment.spec.max_episode_steps is None:
+            raise UserError(f"env={env_id}: it has no time limit; give env_kwargs.max_episode_steps=STEPS")
+        return Spaces(
+            observation_dim=flat_dimension(observations),
+            action_low=box.low.astype(np.float32).ravel(),
+            action_high=box.high.astype(np.float32).ravel(),
+            max_steps=environment.spec.max_episode_steps,
+        )
+    finally:
+        environment.close()
+
+
+class Buffers:
+    """The arrays that all processes see, one row per environment."""
+
+    def __init__(self, count: int, observation_dim: int, action_dim: int) -> None:
+        # RawArray: anonymous shared memory, gone with the last process, however that one ends
+        context = multiprocessing.get_context("spawn")
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "seeds": (np.int64, (count,)),
+            "observations": (np.float32, (count, observation_dim)),
+            "actions": (np.float32, (count, action_dim)),
+            "rewards": (np.float64, (count,)),
+            "terminations": (np.bool_, (count,)),
+            "truncations": (np.bool_, (count,)),
+            "successes": (np.float64, (count,)),
+            "active": (np.bool_, (count,)),
+        }
+        self.memory = {
+            name: (context.RawArray("b", max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)), dtype, shape)
+            for name, (dtype, shape) in shapes.items()
+        }
+        self.seeds: np.ndarray
+        self.observations: np.ndarray
+        self.actions: np.ndarray
+        self.rewards: np.ndarray
+        self.terminations: np.ndarray
+        self.truncations: np.ndarray
+        self.successes: np.ndarray
+        self.active: np.ndarray
+        self.__setstate__(self.memory)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.memory
+
+    def __setstate__(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
+        for name, (raw, dtype, shape) in memory.items():
+            setattr(self, name, np.frombuffer(raw, dtype, int(np.prod(shape))).reshape(shape))
+
+
+class Simulators:
+    """`count` copies of one environment in `workers` processes, stepped in lock step.
+
+    `reset(seeds)` starts one episode in each of the first `len(seeds)`; `step(actions)` advances those whose episode
+    has not ended. An environment whose episode has ended waits for the next `reset`: nothing restarts by itself, so
+    long and short episodes count alike. The arrays are views of shared memory, valid until the next call:
+
+        observations  float32 [count, observation_dim]  of an ended episode: its last observation
+        rewards       float64 [count]   of the last step; 0 where the environment did not step
+        terminations, truncations   bool [count]   how an episode ended; both False while it goes on
+        successes     float64 [count]   1 if any step of the episode reported info["success"], 0 if none did,
+                                        nan if the environment does not report it
+        active        bool [count]      episodes that go on
+
+    The processes start on entering the context and end on leaving it.
+
+    Raises (from any method):
+        UserError: see `spaces`.
+        SimulatorError: an environment raised an error, or a process died; all processes have been ended by then.
+    """
+
+    def __init__(
+        self, env_id: str, env_kwargs: Mapping[str, Any] | None = None, count: int = 1, workers: int | None = None
+    ) -> None:
+        self.env_id = env_id
+        self.env_kwargs = dict(env_kwargs or {})
+        self.count = count
+        self.workers = max(1, min(count, workers or cores()))
+        self.spaces = spaces(env_id, self.env_kwargs)
+        self._buffers = Buffers(count, self.spaces.observation_dim, len(self.spaces.action_low))
+        self.observations = self._buffers.observations
+        self.rewards = self._buffers.rewards
+        self.terminations = self._buffers.terminations
+        self.truncations = self._buffers.truncations
+        self.successes = self._buffers.successes
+        self.active = self._buffers.active
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def __enter__(self) -> Simulators:
+        context = multiprocessing.get_context("spawn")
+        with self._ending_on_error():
+            for worker in range(self.workers):
+                ours, theirs = context.Pipe()
+                # environments are dealt out in turn: neighbours are often alike in how long they last
+                rows = range(worker, self.count, self.workers)
+                process = context.Process(
+                    target=_work,
+                    args=(theirs, self.env_id, self.env_kwargs, rows, self._buffers),
+                    name=f"offrl simulator {worker}",
+                    daemon=True,
+                )
+                with _main_module_hidden():
+                    process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+            self._wait(range(self.workers))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes. A worker leaves its loop when its connection closes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._connections, self._processes = [], []
+
+    def reset(self, seeds: np.ndarray) -> np.ndarray:
+        """Start an episode with `env.reset(seed=seeds[i])` in environment i, for i < len(seeds); the rest stand still.
+
+        Returns the observations.
+        """
+        buffers = self._buffers
+        buffers.seeds[: len(seeds)] = seeds
+        buffers.active[:] = np.arange(self.count) < len(seeds)
+        buffers.rewards[:] = 0
+        buffers.terminations[:] = buffers.truncations[:] = False
+        buffers.successes[:] = np.nan
+        self._call(RESET)
+        return self.observations
+
+    def step(self, actions: np.ndarray) -> np.ndarray:
+        """Advance every active environment by its row of `actions`, [seeds of the reset, action_dim], in its own units.
+
+        Returns the observations; see the class for the other arrays.
+        """
+        self._buffers.actions[: len(actions)] = actions
+        self.rewards[:] = 0
+        self._call(STEP)
+        self.active &= ~(self.terminations | self.truncations)
+        return self.observations
+
+    def stop(self, rows: np.ndarray) -> None:
+        """End the episodes of these environments (indices or mask) here, neither terminated nor truncated."""
+        self.active[rows] = False
+
+    def _call(self, command: bytes) -> None:
+        busy = [worker for worker in range(self.workers) if self.active[worker :: self.workers].any()]
+        with self._ending_on_error():
+            for worker in busy:
+                # a dead worker is found, and named, when its answer is awaited
+                with contextlib.suppress(OSError):
+                    self._connections[worker].send_bytes(command)
+            self._wait(busy)
+
+    def _wait(self, workers: Any) -> None:
+        for worker in workers:
+            try:
+                answer = self._connections[worker].recv_bytes()
+            except (EOFError, OSError) as error:
+                process = self._processes[worker]
+                process.join(timeout=2)
+                raise SimulatorError(
+                    f"env={self.env_id}: simulator process {worker} died (exit code {process.exitcode})"
+                ) from error
+            if answer != OK:
+                raise SimulatorError(f"env={self.env_id}: {answer.decode()}")
+
+    @contextlib.contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+@contextlib.contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep a starting worker from importing the command that starts it.
+
+    A spawned process imports its parent's main module anew: for `python -m offrl.train` that would be all of jax, for
+    a user's script without an `if __name__ == "__main__"` all of the script.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _work(connection: Connection, env_id: str, env_kwargs: dict[str, Any], rows: range, buffers: Buffers) -> None:
+    """A worker's life: make the environments of `rows`, then obey until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the whole group; the parent decides
+    environments: dict[int, Any] = {}
+    row = rows[0]
+    answer = OK
+    try:
+        # what the environment has to say on being made, the parent's copy has said already
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            environments = {row: make(env_id, env_kwargs) for row in rows}
+        os.chdir(tempfile.gettempdir())  # MuJoCo writes MUJOCO_LOG.TXT where it stands
+        while (command := _answer(connection, OK)) is not None:
+            for row, environment in environments.items():
+                if not buffers.active[row]:
+                    continue
+                if command == RESET:
+                    observation, _ = environment.reset(seed=int(buffers.seeds[row]))
+                else:
+                    action = buffers.actions[row].reshape(environment.action_space.shape)
+                    observation, reward, termination, truncation, info = environment.step(action)
+                    buffers.rewards[row] = reward
+                    buffers.terminations[row] = termination
+                    buffers.truncations[row] = truncation
+                    if "success" in info:
+                        # fmax: a number wins over the nan of "not reported"
+                        buffers.successes[row] = np.fmax(buffers.successes[row], bool(info["success"]))
+                buffers.observations[row] = flatten_observation(observation)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        message = " ".join(str(error).split())
+        answer = (
+            f"{type(error).__name__}: {message} (reset seed {buffers.seeds[row]}, {where.filename}:{where.lineno})"
+        ).encode()
+    if answer != OK:
+        _answer(connection, answer)
+    for environment in environments.values():
+        with contextlib.suppress(Exception):
+            environment.close()
+
+
+def _answer(connection: Connection, answer: bytes) -> bytes | None:
+    """Send an answer and wait for the next command; None when the parent has closed the connection or is gone."""
+    try:
+        connection.send_bytes(answer)
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        return None

@@ -1,4 +1,4 @@
-"""Checks on loading. What makes the data unusable stops with a `UserError`; the rest is a warning kept with the dataset."""
+"""Checks on loading: what makes data unusable stops with a `UserError`, the rest is a warning kept with the dataset."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def check_finite(episodes: Episodes) -> None:
         dimension = "" if values.ndim == 1 else f", dimension {int(np.argmin(finite[row]))}"
         count = int((~finite).reshape(len(values), -1).any(axis=1).sum())
         raise UserError(
-            f"{episodes.name}: {column} holds {bad} in {count} rows, the first in episode {episode}, step {step}{dimension}; "
-            "remove those episodes from the source"
+            f"{episodes.name}: {column} holds {bad} in {count} rows, the first in episode {episode}, "
+            f"step {step}{dimension}; remove those episodes from the source"
         )
 
 
 def check_actions(episodes: Episodes, clip_actions: bool) -> None:
-    """Refuses actions outside the box unless they may be clipped; takes the box from the data where the source has none."""
+    """Refuses actions outside the box unless they may be clipped. Where the source has no box, the data give it."""
     actions = episodes.actions
     if episodes.action_low is None or episodes.action_high is None:
         low, high = actions.min(axis=0), actions.max(axis=0)
@@ -104,7 +104,8 @@ def check_actions(episodes: Episodes, clip_actions: bool) -> None:
             choice = f"what the data spans, {_numbers(low)} to {_numbers(high)}"
         episodes.action_low, episodes.action_high = low, high
         episodes.warnings.append(
-            f"the action box is unknown and taken as {choice}; name the environment (env_id) or give action_low and action_high"
+            f"the action box is unknown and taken as {choice}; name the environment (env_id) or give action_low and "
+            "action_high"
         )
     low = np.broadcast_to(np.asarray(episodes.action_low, np.float32), actions.shape[1:]).copy()
     high = np.broadcast_to(np.asarray(episodes.action_high, np.float32), actions.shape[1:]).copy()
@@ -125,8 +126,9 @@ def check_actions(episodes: Episodes, clip_actions: bool) -> None:
         rows = np.flatnonzero(outside.any(axis=1))
         dimension = int(np.argmax(outside[rows[0]]))
         what = (
-            f"{len(rows)} of {len(actions)} rows have actions outside the box [{low[dimension]:g}, {high[dimension]:g}], the first "
-            f"{_place(episodes, rows[0])}, dimension {dimension}, with {actions[rows[0], dimension]:g}"
+            f"{len(rows)} of {len(actions)} rows have actions outside the box "
+            f"[{low[dimension]:g}, {high[dimension]:g}], the first {_place(episodes, rows[0])}, "
+            f"dimension {dimension}, with {actions[rows[0], dimension]:g}"
         )
         if not clip_actions:
             raise UserError(f"{episodes.name}: {what}; pass clip_actions to clip them")
@@ -150,8 +152,8 @@ def check_ends(episodes: Episodes) -> None:
 def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
     """Terminations that also mark a time limit become truncations where the limit is known, else they are warned of.
 
-    The sign: every episode that reaches the limit terminates. Where the source also flags those steps as truncated, a single
-    one may be a true failure on the last step and is left alone.
+    The sign: every episode that reaches the limit terminates. Where the source also flags those steps as truncated, a
+    single one may be a true failure on the last step and is left alone.
     """
     lengths, ends = episodes.lengths, episodes.ends
     terminated = episodes.terminations[ends]
@@ -161,7 +163,7 @@ def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
         both = terminated & episodes.truncations[ends]
         suspicious = at_limit.any() and terminated[at_limit].all() and (at_limit.sum() > 1 or not both[at_limit].any())
         if suspicious:
-            what = f"all {int(at_limit.sum())} episodes that reach the time limit of {limit} steps are marked as terminated"
+            what = f"all {int(at_limit.sum())} episodes that reach the time limit of {limit} steps end as terminated"
             if keep:
                 episodes.warnings.append(f"{what}; kept, as asked")
                 return
@@ -173,8 +175,8 @@ def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
     longest = lengths == lengths.max()
     if longest.sum() > 1 and lengths.max() > 1 and terminated[longest].all():
         episodes.warnings.append(
-            f"all {int(longest.sum())} of the longest episodes terminate after exactly {int(lengths.max())} steps: if that is a "
-            f"time limit, pass time_limit={int(lengths.max())} so that these steps bootstrap"
+            f"all {int(longest.sum())} of the longest episodes terminate after exactly {int(lengths.max())} steps: "
+            f"if that is a time limit, pass time_limit={int(lengths.max())} so that these steps bootstrap"
         )
 
 
@@ -210,8 +212,8 @@ def check_duplicates(episodes: Episodes) -> None:
                 first_copy = min(first_copy or (episode, original), (episode, original))
     if first_copy is not None:
         episodes.warnings.append(
-            f"{copies} of {len(episodes.lengths)} episodes are copies of an earlier one, the first is episode {first_copy[0]}, "
-            f"a copy of episode {first_copy[1]}; a split by episode may put copies on both sides"
+            f"{copies} of {len(episodes.lengths)} episodes are copies of an earlier one, the first is episode "
+            f"{first_copy[0]}, a copy of episode {first_copy[1]}; a split by episode may put copies on both sides"
         )
 
 

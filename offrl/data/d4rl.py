@@ -1,7 +1,8 @@
-"""The original D4RL datasets: 155 names with their addresses and reference scores (d4rl.csv), read from their HDF5 files.
+"""The original D4RL datasets: HDF5 files by name, their addresses and reference scores in d4rl.csv.
 
-Differences from D4RL's own `qlearning_dataset`, on purpose: the step before a time limit is kept where its next observation
-is stored, `next_observations` is used where stored, and no next observation is taken from the following episode.
+Differences from D4RL's own `qlearning_dataset`, on purpose: the step before a time limit is kept where its next
+observation is stored, `next_observations` is used where stored, and no next observation is taken from the following
+episode.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Environment:
-    """A D4RL environment: the Gymnasium one with the same observations and actions (else why there is none), the old limit."""
+    """D4RL's environment: the Gymnasium one that observes the same (else why there is none), and D4RL's step limit."""
 
     env_id: str | None
     time_limit: int | None
@@ -162,14 +163,15 @@ def _read_file(path: Path, label: str, entry: Entry | None) -> Episodes:
     if "truncations" not in columns and "next_observations" not in columns and environment.time_limit is not None:
         ends = _cuts_by_counting(terminals, environment.time_limit)
         warnings.append(
-            f"the file has no timeouts: episodes are cut every {environment.time_limit} steps, the limit of D4RL's environment"
+            f"the file has no timeouts: episodes are cut every {environment.time_limit} steps, the limit of D4RL's "
+            "environment"
         )
     if name.startswith("antmaze") and "next_observations" not in columns:
         ends, teleports = _cuts_at_teleports(columns, terminals, ends)
         if len(teleports):
             warnings.append(
-                f"the ant jumps by more than {TELEPORT:g} m in {len(teleports)} rows that no flag marks, the first is row "
-                f"{teleports[0]}; episodes are cut there (truncated)"
+                f"the ant jumps by more than {TELEPORT:g} m in {len(teleports)} rows that no flag marks, the first is "
+                f"row {teleports[0]}; episodes are cut there (truncated)"
             )
     episodes = from_rows(label, ends=ends, **columns)
     episodes.warnings = warnings + episodes.warnings
@@ -193,8 +195,8 @@ def _read_file(path: Path, label: str, entry: Entry | None) -> Episodes:
         episodes.warnings.append(f"no environment to evaluate in: {environment.problem}")
     elif sizes != environment.sizes:
         episodes.warnings.append(
-            f"no environment to evaluate in: observations and actions have the sizes {sizes}, those of {environment.env_id} "
-            f"have {environment.sizes}"
+            f"no environment to evaluate in: observations and actions have the sizes {sizes}, those of "
+            f"{environment.env_id} have {environment.sizes}"
         )
     else:
         episodes.env_id = environment.env_id

@@ -1,7 +1,7 @@
 """The dataset: whole episodes in raw units on the host, and the views derived from them.
 
-Episodes are stored with the observation after their last action, so a next observation is never guessed from the row that
-happens to follow. The arrays stay as the source gave them; `transforms` lists what the views do to them.
+Episodes are stored with the observation after their last action, so a next observation is never guessed from the row
+that happens to follow. The arrays stay as the source gave them; `transforms` lists what the views do to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offrl.errors import UserError
 
 @dataclass(frozen=True)
 class Reference:
-    """The undiscounted returns that make 0 (random) and 100 (expert) of the normalised score, and where they come from."""
+    """The returns that make 0 (random) and 100 (expert) of the normalised score, and where they come from."""
 
     random: float
     expert: float
@@ -38,12 +38,16 @@ class Reference:
         """100 * (returns - random) / (expert - random), for a number or an array."""
         return 100.0 * (returns - self.random) / (self.expert - self.random)
 
+    def denormalise(self, scores: Any) -> Any:
+        """The returns of normalised scores."""
+        return self.random + scores / 100.0 * (self.expert - self.random)
+
 
 class Transitions(NamedTuple):
     """Flat float32 arrays, one row per step, transformed; [rows, dim] or [rows].
 
-    terminations is 1 where the next value is 0 (never for a time limit); next_action_known is 0 at the end of an episode, where
-    next_actions is 0.
+    terminations is 1 where the next value is 0 (never for a time limit); next_action_known is 0 at the end of an
+    episode, where next_actions is 0.
     """
 
     observations: np.ndarray
@@ -56,7 +60,7 @@ class Transitions(NamedTuple):
 
 
 class Dynamics(NamedTuple):
-    """Steps whose next observation was really seen (terminal ones included), transformed; float32 [rows, dim] or [rows]."""
+    """Steps whose next observation was really seen, terminal ones included; float32, transformed."""
 
     observations: np.ndarray
     actions: np.ndarray
@@ -68,8 +72,9 @@ class Dynamics(NamedTuple):
 class Sequences(NamedTuple):
     """Windows of consecutive steps of one episode, transformed; [windows, length, dim] or [windows, length].
 
-    Where a window passes the end of its episode mask is 0, and so is everything else. timesteps (int32) counts from the start
-    of the episode; returns_to_go is the sum of the transformed rewards from that step to the end of the episode.
+    Where a window passes the end of its episode mask is 0, and so is everything else. timesteps (int32) counts from
+    the start of the episode; returns_to_go is the sum of the transformed rewards from that step to the end of the
+    episode.
     """
 
     observations: np.ndarray
@@ -89,8 +94,8 @@ class Dataset:
     actions: float32 [steps, action_dim], in the units of the source; rewards: float32 [steps].
     terminations, truncations: bool [steps]; only the last step of an episode carries one.
     lengths: int64 [episodes], steps of each episode.
-    final_observation_known: bool [episodes]; False where the source lost the observation after the last action: that row is
-      a copy of the one before, and the step is left out of the views that need it.
+    final_observation_known: bool [episodes]; False where the source lost the observation after the last action: that
+      row is a copy of the one before, and the step is left out of the views that need it.
     action_low, action_high: float32 [action_dim], the action box.
     env_id, env_kwargs: the Gymnasium environment the source names, or None; time_limit: its step limit, or None.
     reference: for normalised scores, or None. successes: bool [episodes], `info["success"]` at any step, or None.
@@ -162,7 +167,7 @@ class Dataset:
 
     @cached_property
     def observation_rows(self) -> np.ndarray:
-        """int64 [steps]: where in `observations` the observation of every step stands; its successor is the row after."""
+        """int64 [steps]: the row of `observations` of every step; the next observation is in the row after."""
         return np.arange(self.steps) + self.episode_of_step
 
     @cached_property
@@ -177,7 +182,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of the raw content: the same for the same episodes wherever they are stored and whatever they are called."""
+        """16 hex digits of the raw content: the same for the same episodes, wherever stored and whatever called."""
         digest = hashlib.sha256()
         for array in (
             self.observations,
@@ -229,7 +234,7 @@ class Dataset:
         return self.select_episodes(np.sort(order[held_out:])), self.select_episodes(np.sort(order[:held_out]))
 
     def top_fraction(self, fraction: float, discount: float = 1.0) -> Dataset:
-        """The best `fraction` of the episodes (whole ones, at least one) by discounted raw return; ties go to the earlier."""
+        """The best `fraction` of the episodes (at least one) by discounted raw return; ties go to the earlier."""
         if not 0 < fraction <= 1:
             raise UserError(f"top fraction {fraction} must be in (0, 1]")
         scores = self.returns if discount == 1.0 else self._discounted(self.rewards, discount)[self.starts]
@@ -240,7 +245,7 @@ class Dataset:
 
     @cached_property
     def transition_rows(self) -> np.ndarray:
-        """int64 [rows]: the steps that `transitions` holds: all but those whose needed next observation the source lost."""
+        """int64 [rows]: the steps that `transitions` holds: all but those that bootstrap from a lost observation."""
         keep = np.ones(self.steps, bool)
         keep[self.ends] = self.final_observation_known | self.terminations[self.ends]
         return np.flatnonzero(keep)
@@ -283,13 +288,14 @@ class Dataset:
     def returns_to_go(self, discount: float = 1.0) -> np.ndarray:
         """float32 [steps]: discounted sum of the transformed rewards to the end of the episode, nothing added after it.
 
-        A time limit cuts the sum like a terminal state. Rows of `transitions` are `returns_to_go(...)[transition_rows]`.
+        A time limit cuts the sum like a terminal state. Rows of `transitions` are
+        `returns_to_go(...)[transition_rows]`.
         """
         rewards = transform_rewards(self.transforms, self.rewards)
         return self._discounted(rewards, discount).astype(np.float32)
 
     def sequences(self, length: int, discount: float = 1.0, stride: int = 1) -> Sequences:
-        """Windows of `length` steps that start at every `stride`-th step of every episode; `discount` is for returns_to_go.
+        """Windows of `length` steps that start at every `stride`-th step of every episode; discount: of returns_to_go.
 
         Memory is windows * length rows: choose a larger stride where stride 1 is too much.
         """
@@ -317,7 +323,7 @@ class Dataset:
         return transform_observations(self.transforms, self.observations[rows])
 
     def _discounted(self, rewards: np.ndarray, discount: float) -> np.ndarray:
-        """float64 [steps]. Goes back in time through all episodes at once, longest first, so it costs one pass per time step."""
+        """float64 [steps]: back in time through all episodes at once, longest first, so one pass per time step."""
         if not 0 <= discount <= 1:
             raise UserError(f"discount={discount} must be in [0, 1]")
         result = rewards.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Files from the web into a cache: resumed after a broken transfer, renamed only when whole, checked against a checksum.
+"""Files from the web into a cache: resumed after a broken transfer, renamed only when whole, their checksum verified.
 
 The checksum is recorded beside the file at first use (`NAME.sha256`, as `sha256sum` writes it) and verified ever after.
 """
@@ -34,8 +34,9 @@ def cache() -> Path:
 def fetch(url: str, path: Path, signature: bytes = b"", attempts: int = 3, timeout: float = 30.0) -> Path:
     """The file of `url` at `path`, downloaded unless it is there; its checksum recorded at first use, verified after.
 
-    signature: the bytes such a file begins with. A transfer that breaks is resumed, `attempts` times in all; what has come
-    stays in `PATH.part` for the next call. Raises `UserError` where the file cannot be had, is of another kind, or has changed.
+    signature: the bytes such a file begins with. A transfer that breaks is resumed, `attempts` times in all; what has
+    come stays in `PATH.part` for the next call. Raises `UserError` where the file cannot be had, is of another kind,
+    or has changed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -108,7 +109,7 @@ def _download(url: str, part: Path, attempts: int, timeout: float) -> None:
 
 
 def _transfer(url: str, part: Path, timeout: float) -> int | None:
-    """One connection: goes on where `part` ends if the server still has the same file. Returns the full size, if known."""
+    """One connection, from where `part` ends if the server still has that file. Returns the full size, if known."""
     have = part.stat().st_size if part.exists() else 0
     tag_file = part.with_name(part.name + ".tag")
     request = urllib.request.Request(url, headers={"User-Agent": "offrl", "Accept-Encoding": "identity"})

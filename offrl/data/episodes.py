@@ -1,4 +1,4 @@
-"""What a source reads, before it is checked: episodes in blocks, built from rows of a flat log or from an episodic store."""
+"""What a source reads, before it is checked: whole episodes, from rows of a flat log or from an episodic store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offrl.errors import UserError
 
 @dataclass
 class Episodes:
-    """Unchecked episodes; the arrays are as in `Dataset` (observations has length + 1 rows per episode). Checks may change them."""
+    """Unchecked episodes, arrays as in `Dataset` (length + 1 observations per episode); the checks may change them."""
 
     name: str
     observations: np.ndarray
@@ -55,9 +55,10 @@ def from_rows(
 ) -> Episodes:
     """Episodes from a flat log of [rows, ...].
 
-    An episode ends where a row is terminal, truncated or marked in `ends` (a cut that is not terminal is a truncation), and
-    where the stored next observation is not the observation of the following row. The observation after the last action comes
-    from `next_observations`; without it, it is lost (`final_observation_known` False). successes: bool [rows].
+    An episode ends where a row is terminal, truncated or marked in `ends` (a cut that is not terminal is a
+    truncation), and where the stored next observation is not the observation of the following row. The observation
+    after the last action comes from `next_observations`; without it, it is lost (`final_observation_known` False).
+    successes: bool [rows].
     """
     columns = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
     columns |= {"next_observations": next_observations, "episode ends": ends, "successes": successes}
@@ -137,7 +138,8 @@ def as_matrix(name: str, column: str, values: np.ndarray) -> np.ndarray:
         values = values.reshape(len(values), -1)
     if values.ndim != 2:
         raise UserError(
-            f"{name}: {column} has the shape {values.shape}; only vectors per step [rows, dim] are supported, not images"
+            f"{name}: {column} has the shape {values.shape}; only vectors per step [rows, dim] are "
+            "supported, not images"
         )
     return values
 

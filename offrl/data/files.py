@@ -36,8 +36,8 @@ def read(path: str | Path, name: str | None = None, columns: Columns | None = No
     """The episodes of a flat log.
 
     columns: {"observations": "s", "actions": ["torque", "brake"], ...} names the columns that are called otherwise than
-    usual (`ALIASES`); the keys are those of `ALIASES`, a list joins several columns. In tables a vector is a column of lists
-    or the columns NAME_0, NAME_1, ...
+    usual (`ALIASES`); the keys are those of `ALIASES`, a list joins several columns. In tables a vector is a column of
+    lists or the columns NAME_0, NAME_1, ...
     """
     path = Path(path).expanduser()
     name = name or f"file:{path}"
@@ -56,8 +56,8 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
     for key in REQUIRED:
         if found[key] is None:
             raise UserError(
-                f"{name} has no column for {key} (looked for {', '.join(ALIASES[key])}); it has {', '.join(arrays) or 'none'}: "
-                f"name it with columns.{key}=..."
+                f"{name} has no column for {key} (looked for {', '.join(ALIASES[key])}); it has "
+                f"{', '.join(arrays) or 'none'}: name it with columns.{key}=..."
             )
     observations, actions, rewards = found["observations"], found["actions"], found["rewards"]
     assert observations is not None
@@ -66,7 +66,8 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
     discrete = arrays.get("discrete_action")
     if (discrete is not None and bool(np.all(discrete))) or actions.dtype.kind in "iub":
         raise UserError(
-            f"{name} has discrete actions ({actions.dtype}), which are not supported; choose a log with real-valued actions"
+            f"{name} has discrete actions ({actions.dtype}), which are not supported; choose a log "
+            "with real-valued actions"
         )
     rows = len(rewards)
     ends = _ends(name, found, rows)
@@ -74,8 +75,8 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
     if terminations is None:
         if ends is None and found["truncations"] is None and found["next_observations"] is None:
             raise UserError(
-                f"{name} does not say where its episodes end: it has no terminations, truncations, episode_ends, episode_lengths "
-                f"or episode_ids; name one with columns (the file has {', '.join(arrays)})"
+                f"{name} does not say where its episodes end: it has no terminations, truncations, episode_ends, "
+                f"episode_lengths or episode_ids; name one with columns (the file has {', '.join(arrays)})"
             )
         terminations = np.zeros(rows, bool)
     result = from_rows(

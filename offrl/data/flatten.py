@@ -1,7 +1,7 @@
 """Dict observations as one vector: the rule shared by the dataset sources and the simulators.
 
-Keys are taken in sorted order, nested dicts likewise, tuples in their own order, and every array is unrolled in C order.
-A goal-conditioned observation is therefore `achieved_goal, desired_goal, observation`.
+Keys are taken in sorted order, nested dicts likewise, tuples in their own order, and every array is unrolled in C
+order. A goal-conditioned observation is therefore `achieved_goal, desired_goal, observation`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def flat_dimension(space: Any) -> int:
 
 
 def flat_layout(tree: Any) -> tuple[str, ...]:
-    """What stands where, e.g. ("achieved_goal[2]", "desired_goal[2]", "observation[4]"), for a space or an observation."""
+    """What stands where in a flattened space or observation, e.g. ("achieved_goal[2]", "observation[4]")."""
     return tuple(f"{name or 'observation'}[{int(np.prod(np.shape(leaf)))}]" for name, leaf in _leaves(tree))
 
 

@@ -1,13 +1,15 @@
 """Minari datasets: from the local store, downloaded into it first where they are missing.
 
-HDF5 stores are read directly through h5py's low level: five times as fast as episode by episode through Minari, and without
-importing an environment. Other storage formats go through Minari.
+HDF5 stores are read directly through h5py's low level: five times as fast as episode by episode through Minari, and
+without importing an environment. Other storage formats go through Minari.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 from offrl.data.dataset import Reference
 from offrl.data.episodes import Episodes, from_rows
 from offrl.data.flatten import flat_layout, flatten_observations
-from offrl.errors import UserError
+from offrl.errors import UserError, nearest
 
 Episode = dict[str, Any]
 
@@ -36,10 +38,10 @@ def local_ids() -> list[str]:
 
 
 def read(dataset_id: str, name: str | None = None) -> Episodes:
-    """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to download from.
+    """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to ask.
 
-    Dict observations are flattened as in `offrl.data.flatten`. Raises `UserError` for discrete actions, images, a dataset
-    that is neither local nor to be downloaded, and files that cannot be read.
+    Dict observations are flattened as in `offrl.data.flatten`. Raises `UserError` for discrete actions, images, a
+    dataset that is neither local nor to be downloaded, and files that cannot be read.
     """
     name = name or f"minari:{dataset_id}"
     local_id = dataset_id.split("://", 1)[1].split("/", 1)[-1] if "://" in dataset_id else dataset_id
@@ -90,15 +92,18 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
 def _download(dataset_id: str, local_id: str) -> None:
     """Downloads into the local store through Minari, or says what is missing."""
     known = local_ids()
-    here = f"the local store {store()} has {', '.join(known) if known else 'no dataset'}"
+    here = f"in the local store {store()}" + (f" {nearest(local_id, known)}" if known else " there is no dataset")
     try:
         import minari
 
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
+        print(f"minari:{local_id} is not in the local store {store()}; asking the server", file=sys.stderr)
         minari.download_dataset(dataset_id)
     except Exception as error:  # every remote raises its own kinds
         raise UserError(
-            f"minari:{dataset_id} is not in the local store and could not be downloaded ({_line(error)}); {here}; "
-            f"with a network run `minari download {dataset_id}`, or set MINARI_DATASETS_PATH to a store that has {local_id}"
+            f"minari:{dataset_id} is not in the local store and could not be downloaded ({_line(error)}); {here} "
+            f"with a network run `minari download {dataset_id}`, or set MINARI_DATASETS_PATH to a store that has "
+            f"{local_id}"
         ) from error
 
 
@@ -167,7 +172,7 @@ def _hdf5_episodes(name: str, path: Path, count: int) -> Iterator[Episode]:
 
 
 def _read(group: Any, key: str) -> Any:
-    """A dataset as an array, a group as a dict of them; through h5py's low level, whose objects cost a tenth to open."""
+    """A dataset as an array, a group as a dict of them; through h5py's low level, for speed."""
     node = h5py.h5o.open(group, key.encode())
     if isinstance(node, h5py.h5g.GroupID):
         return {child.decode(): _read(node, child.decode()) for child in node}
@@ -202,7 +207,8 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
             )
         if observations and block.shape[1] != observations[0].shape[1]:
             raise UserError(
-                f"{name}: episode {index} has observations of size {block.shape[1]}, episode 0 of {observations[0].shape[1]}"
+                f"{name}: episode {index} has observations of size {block.shape[1]}, episode 0 of "
+                f"{observations[0].shape[1]}"
             )
         observations.append(block)
     lengths = np.array([len(part["rewards"]) for part in parts], np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ def load(
     name: str,
     *,
     env_id: str | None = None,
+    env_kwargs: dict[str, Any] | None = None,
     clip_actions: bool = False,
     keep_terminations: bool = False,
     time_limit: int | None = None,
@@ -34,26 +36,27 @@ def load(
 ) -> Dataset:
     """Load a dataset and check it.
 
-    name: `builtin:ENV/RECIPE`, `minari:ID` (or `minari:hf://OWNER/ID`), `d4rl:NAME` (or `d4rl:PATH.hdf5`), `file:PATH`, or
-      the path of a file.
-    env_id: the Gymnasium environment, where the source names none or another.
+    name: `builtin:ENV/RECIPE`, `minari:ID` (or `minari:hf://OWNER/ID`), `d4rl:NAME` (or `d4rl:PATH.hdf5`),
+      `file:PATH`, or the path of a file.
+    env_id, env_kwargs: the Gymnasium environment, where the source names none or another.
     clip_actions: clip actions outside the action box instead of refusing them.
     keep_terminations: leave terminations that mark a time limit as they are.
     time_limit: steps after which the environment cuts an episode; known for named environments.
     columns: for `file:`, which column is what, e.g. {"observations": "s"}; see `offrl.data.files.read`.
     steps: for `builtin:`, how many steps are rolled out at first use.
-    action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of action_low,
-      action_high and time_limit given no environment is opened to learn them.
+    action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of
+      action_low, action_high and time_limit given no environment is opened to learn them.
     quiet: do not print the warnings (they are in `Dataset.warnings`).
 
     Raises `UserError` (one line) for an unknown name, a damaged file or data that fail a check.
     """
-    source, _, rest = name.partition(":")
+    source, colon, rest = name.partition(":")
     if source not in SOURCES:
         if not Path(name).expanduser().exists():
-            known = f"{nearest(source, SOURCES)} " if _ else ""
+            known = f"{nearest(source, SOURCES)} " if colon else ""
             raise UserError(
-                f"dataset {name!r}: {known}a name starts with builtin:, minari:, d4rl: or file:, or is the path of a file"
+                f"dataset {name!r}: {known}a name starts with builtin:, minari:, d4rl: or file:, or is the path of a "
+                "file"
             )
         source, rest = "file", name
         name = f"file:{name}"
@@ -63,7 +66,7 @@ def load(
         raise UserError(f"{name}: steps is for builtin: datasets")
     episodes = _read(source, rest, name, columns, steps)
     if env_id is not None and env_id != episodes.env_id:
-        episodes.env_id, episodes.env_kwargs, episodes.time_limit = env_id, {}, None
+        episodes.env_id, episodes.env_kwargs, episodes.time_limit = env_id, env_kwargs or {}, None
     if action_low is not None:
         episodes.action_low = np.asarray(action_low, np.float32)
     if action_high is not None:

@@ -1,7 +1,7 @@
 """Named, recorded preprocessing: statistics come from the training split and travel with the dataset and the run.
 
-A transform is a JSON-able dict `{"name": ..., statistics}`. A `Dataset` keeps its arrays raw and lists its transforms; the
-derived views apply them. So applying the training split's transforms to validation data is copying the list.
+A transform is a JSON-able dict `{"name": ..., statistics}`. A `Dataset` keeps its arrays raw and lists its transforms;
+the derived views apply them. So applying the training split's transforms to validation data is copying the list.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RewardChoice = Literal["none", "return_range", "standardize"]
 class Preprocessing:
     """What is done to the data before training. The defaults do nothing beyond mapping actions to [-1, 1].
 
-    observations: "none" | "standardize": (x - mean) / (std + observation_epsilon), over the observations that have an action
-      (the one after an episode's last action is transformed but not counted), as in TD3+BC.
+    observations: "none" | "standardize": (x - mean) / (std + observation_epsilon), over the observations that have an
+      action (the one after an episode's last action is transformed but not counted), as in TD3+BC.
     rewards: "none" | "return_range": r * 1000 / (largest - smallest undiscounted episode return), as in IQL;
       "standardize": r / standard deviation of all rewards (the mean stays, so that the sign of a reward does).
     reward_scale, reward_shift: r * reward_scale + reward_shift, after the above (AntMaze in IQL: shift -1).
@@ -100,7 +100,7 @@ def preprocess(train: Dataset, preprocessing: Preprocessing) -> Dataset:
 
 
 def apply_transforms(dataset: Dataset, transforms: Iterable[Transform]) -> Dataset:
-    """`dataset` (validation data, say) with the recorded transforms of another: the same statistics, nothing recomputed."""
+    """`dataset` (validation data, say) with the recorded transforms of another; no statistics are computed anew."""
     return replace(dataset, transforms=tuple(transforms))
 
 

@@ -1,4 +1,4 @@
-"""The views derived from whole episodes: none crosses an episode, none masks a time limit, none invents an observation."""
+"""The derived views: none crosses an episode, none masks a time limit, none invents an observation."""
 
 from __future__ import annotations
 

@@ -165,6 +165,8 @@ def read_arrays(path: Path, name: str, wanted: Collection[str] = ()) -> Arrays:
         if suffix in (".hdf5", ".h5", ".hdf"):
             return _read_hdf5(path, name, wanted)
         if suffix == ".npz":
+            if not zipfile.is_zipfile(path):  # numpy would take it for a pickle
+                raise zipfile.BadZipFile("not an NPZ archive")
             with np.load(path, allow_pickle=False) as file:
                 return {key: file[key] for key in file.files}
         return _read_table(path)

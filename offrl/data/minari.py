@@ -70,7 +70,10 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
                 "and load it again"
             ) from error
     else:
-        parts = list(_minari_episodes(folder))
+        try:
+            parts = list(_minari_episodes(folder))
+        except Exception as error:  # Minari lets through whatever its storage raises
+            raise UserError(f"{name}: Minari cannot read {folder} ({_line(error)})") from error
     if not parts:
         raise UserError(f"{name} is empty: {folder} holds no episode")
 

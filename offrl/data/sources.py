@@ -91,11 +91,11 @@ def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int
     if not rest:
         raise UserError(f"dataset {name!r} names nothing after {source}:")
     if source == "builtin":
-        from offrl.datasets import builtin  # trains and rolls out: needs jax and environments
-
         env, _, recipe = rest.partition("/")
         if not recipe:
             raise UserError(f"dataset {name!r} lacks its recipe: builtin:ENV/RECIPE, e.g. builtin:hopper/medium")
+        from offrl.datasets import builtin  # rolls out at first use: needs environments
+
         return minari.read(builtin.ensure(env, recipe, steps), name)
     if source == "minari":
         return minari.read(rest, name)

@@ -1,0 +1,224 @@
+"""Every fault a log can have is refused or warned of by its own message, with the place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offrl.data import Dataset, check_environment, load
+from offrl.errors import UserError
+
+
+def log(lengths: tuple[int, ...] = (4, 3), **changes: Any) -> dict[str, np.ndarray]:
+    """A clean log whose observations count up, changed: an array replaces, a function works in place, None removes."""
+    steps = sum(lengths)
+    random = np.random.default_rng(0)
+    place = np.concatenate([10 * episode + np.arange(length) for episode, length in enumerate(lengths)]).astype(float)
+    ends = np.cumsum(lengths) - 1
+    terminals, timeouts = np.zeros(steps, bool), np.zeros(steps, bool)
+    terminals[ends[::2]], timeouts[ends[1::2]] = True, True
+    arrays: dict[str, Any] = {
+        "observations": np.stack([place, place], axis=1),
+        "next_observations": np.stack([place, place], axis=1) + 1,
+        "actions": random.uniform(-1, 1, (steps, 2)),
+        "rewards": random.normal(size=steps),
+        "terminals": terminals,
+        "timeouts": timeouts,
+    }
+    for key, change in changes.items():
+        if callable(change):
+            change(arrays[key])
+        else:
+            arrays[key] = change
+    return {key: value for key, value in arrays.items() if value is not None}
+
+
+def save(folder: Path, arrays: dict[str, np.ndarray]) -> str:
+    np.savez(folder / "log.npz", **arrays)
+    return f"file:{folder / 'log.npz'}"
+
+
+def read(folder: Path, arrays: dict[str, np.ndarray], **options: Any) -> Dataset:
+    return load(save(folder, arrays), quiet=True, **{"action_low": -1, "action_high": 1, **options})
+
+
+def put(place: Any, value: float):
+    def change(array: np.ndarray) -> None:
+        array[place] = value
+
+    return change
+
+
+def found(data: Dataset, pattern: str) -> bool:
+    return any(re.search(pattern, warning) for warning in data.warnings)
+
+
+def test_a_clean_log_loads_without_a_warning(tmp_path):
+    data = read(tmp_path, log())
+    assert data.warnings == ()
+    assert data.lengths.tolist() == [4, 3]
+    assert data.final_observation_known.all()
+    assert data.observations[[4, 8], 0].tolist() == [4, 13]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"observations": put((5, 1), np.nan)},
+            r"observations holds nan in 1 rows, the first in episode 1, step 1, dim",
+        ),
+        (
+            {"next_observations": put((6, 0), np.inf)},
+            r"observations holds inf in 1 rows, the first in episode 1, step 3",
+        ),
+        ({"actions": put((2, 0), np.nan)}, r"actions holds nan in 1 rows, the first in episode 0, step 2, dimension 0"),
+        ({"rewards": put(3, -np.inf)}, r"rewards holds -inf in 1 rows, the first in episode 0, step 3"),
+        (
+            {"actions": put((5, 1), 1.5)},
+            r"1 of 7 rows have actions outside the box .* row 5 \(episode 1, step 1\).*1\.5",
+        ),
+        ({"rewards": np.zeros(6)}, r"rewards has 6 rows but observations has 7"),
+        ({"next_observations": np.zeros((7, 3))}, r"next_observations has 3 columns but observations has 2"),
+        ({"terminals": np.full(7, 2)}, r"terminations must be 0 or 1, but row 0 is 2"),
+        ({"actions": np.zeros((7, 1), int)}, r"discrete actions"),
+        ({"observations": np.zeros((7, 4, 4, 3)), "next_observations": None}, r"not images"),
+        (
+            {"rewards": None},
+            r"no column for rewards .* it has observations, next_observations, actions.*columns.rewards",
+        ),
+        ({key: np.zeros((0, 2)) for key in ("observations", "next_observations", "actions")}, r"is empty|0 rows"),
+        ({"terminals": None, "timeouts": None, "next_observations": None}, r"does not say where its episodes end"),
+        ({"episode_lengths": np.array([4, 4])}, r"episode_lengths sum to 8 .* 7 rows"),
+        ({"episode_ids": np.array([0, 0, 1, 1, 0, 0, 0])}, r"the rows of episode 0 are not together"),
+    ],
+)
+def test_unusable_data_are_refused_with_the_place(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        read(tmp_path, log(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_actions_are_clipped_only_when_asked(tmp_path):
+    data = read(tmp_path, log(actions=put((5, 1), 1.5)), clip_actions=True)
+    assert data.actions[5, 1] == 1
+    assert found(data, "1 of 7 rows have actions outside the box.*; clipped")
+
+
+def test_actions_outside_the_box_by_rounding_are_let_through(tmp_path):
+    data = read(tmp_path, log(actions=put((5, 1), 1 + 1e-6)))
+    assert data.warnings == ()
+    assert np.abs(data.transitions().actions).max() <= 1
+
+
+def test_an_unknown_action_box_is_taken_from_the_data_with_a_warning(tmp_path):
+    assert read(tmp_path, log(), action_low=None, action_high=None).action_high.tolist() == [1, 1]
+    data = read(tmp_path, log(actions=put((0, 0), 3.0)), action_low=None, action_high=None)
+    assert data.action_high[0] == 3
+    assert found(data, "action box is unknown")
+
+
+def test_an_episode_that_does_not_end_is_truncated_with_a_warning(tmp_path):
+    data = read(tmp_path, log(timeouts=put(6, False)))
+    assert found(data, "the last episode .from row 4. does not end")
+    assert data.truncations.tolist() == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize("limit_from", ["argument", "environment"])
+def test_terminals_at_the_time_limit_become_truncations(tmp_path, limit_from):
+    """Public expert logs mark the time limit as terminal: the value there must not be zero."""
+    length = 5 if limit_from == "argument" else 200
+    options: dict[str, Any] = {"time_limit": 5} if limit_from == "argument" else {"env_id": "Pendulum-v1"}
+    arrays = log((length, length, 3), timeouts=None)
+    arrays["terminals"][np.cumsum([length, length, 3]) - 1] = True
+    data = read(tmp_path, arrays, **options)
+    assert found(
+        data, f"all 2 episodes that reach the time limit of {length} steps end as terminated; taken as truncations"
+    )
+    assert data.terminations[data.ends].tolist() == [False, False, True]
+    assert data.truncations[data.ends].tolist() == [True, True, False]
+    kept = read(tmp_path, arrays, keep_terminations=True, **options)
+    assert kept.terminations[kept.ends].all()
+    assert found(kept, "kept, as asked")
+
+
+def test_a_failure_on_the_very_last_step_stays_a_termination(tmp_path):
+    arrays = log((5, 5, 3))
+    arrays["terminals"][:], arrays["timeouts"][:] = False, False
+    arrays["terminals"][[9, 12]], arrays["timeouts"][[4, 9]] = True, True
+    data = read(tmp_path, arrays, time_limit=5)
+    assert data.warnings == ()
+    assert data.terminations[data.ends].tolist() == [False, True, True]
+
+
+def test_terminals_at_one_common_length_are_suspected_where_no_limit_is_known(tmp_path):
+    arrays = log((5, 5, 3), timeouts=None)
+    arrays["terminals"][[4, 9, 12]] = True
+    data = read(tmp_path, arrays)
+    assert found(data, "longest episodes terminate after exactly 5 steps.*time_limit=5")
+    assert data.terminations[data.ends].all()
+
+
+def test_observations_that_jump_inside_an_episode_cut_it_there(tmp_path):
+    arrays = log((6, 3))
+    arrays["observations"][3:6] += 50
+    arrays["next_observations"][3:6] += 50
+    data = read(tmp_path, arrays)
+    assert found(
+        data, "1 of 9 rows have a next observation that is not .* the first in row 2: observations jump inside"
+    )
+    assert data.lengths.tolist() == [3, 3, 3]
+    view = data.dynamics()
+    assert (view.next_observations - view.observations == 1).all()
+
+
+def test_jumps_end_the_episodes_where_no_column_does(tmp_path):
+    arrays = log((4, 3), timeouts=None)
+    arrays["terminals"][:] = False
+    data = read(tmp_path, arrays)
+    assert data.lengths.tolist() == [4, 3]
+    assert found(data, "no column marks the ends of time-limited episodes")
+
+
+def test_a_log_without_next_observations_loses_the_last_one_of_time_limited_episodes(tmp_path):
+    data = read(tmp_path, log((4, 3, 2), next_observations=None))
+    assert data.final_observation_known.tolist() == [False] * 3
+    assert found(data, "1 of 3 episodes are truncated without the observation after the last action")
+    np.testing.assert_array_equal(data.transition_rows, [0, 1, 2, 3, 4, 5, 7, 8])
+
+
+def test_duplicated_episodes_are_warned_of(tmp_path):
+    arrays = {key: np.concatenate([value, value[:4]]) for key, value in log().items()}
+    data = read(tmp_path, arrays)
+    assert found(data, "1 of 3 episodes are copies of an earlier one, the first is episode 2, a copy of episode 0")
+
+
+def test_a_constant_reward_and_dimensions_that_never_change_are_warned_of(tmp_path):
+    data = read(tmp_path, log(rewards=np.ones(7), actions=put((slice(None), 1), 0.5)))
+    assert found(data, "the reward is 1 in every step")
+    assert found(data, "1 of 2 action dimensions never change: 1")
+
+
+def test_a_dataset_of_other_sizes_than_the_environment_is_refused(tmp_path):
+    data = read(tmp_path, log())
+    box = np.full(2, -1.0), np.full(2, 1.0)
+    assert check_environment(data, (2, *box, 100)) == ()
+    with pytest.raises(UserError, match="observations of size 2, but those of Hopper-v5 have size 3"):
+        check_environment(data, (3, *box, 100), "Hopper-v5")
+    with pytest.raises(UserError, match="actions of size 2, but those of the environment have size 1"):
+        check_environment(data, (2, np.array([-1.0]), np.array([1.0]), None))
+    (warning,) = check_environment(data, (2, box[0] * 2, box[1] * 2, None))
+    assert "action box" in warning
+
+
+def test_warnings_are_shown_once(tmp_path, capsys):
+    name = save(tmp_path, log(rewards=np.ones(7)))
+    for _ in range(2):
+        load(name, action_low=-1, action_high=1)
+    shown = capsys.readouterr().err
+    assert shown.count("the reward is 1 in every step") == 1
+    assert shown.startswith("warning: file:")

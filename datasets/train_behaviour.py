@@ -52,12 +52,12 @@ RECIPES = {
     "hopper": Recipe("Hopper-v5", 1_500_000),
     "halfcheetah": Recipe("HalfCheetah-v5", 1_500_000),
     "walker2d": Recipe("Walker2d-v5", 1_500_000),
-    "pendulum": Recipe("Pendulum-v1", 40_000, 64, evaluate_every=1_000, warm_up=1_000, updates_per_step=1.0,
-                       reward_scale=0.1, learning_rate=1e-3),
-    "reacher": Recipe("Reacher-v5", 200_000, 64, evaluate_every=5_000, updates_per_step=1.0, learning_rate=1e-3),
+    "pendulum": Recipe("Pendulum-v1", 20_000, 64, evaluate_every=256, warm_up=1_000, updates_per_step=1.0,
+                       reward_scale=0.1),
+    "reacher": Recipe("Reacher-v5", 100_000, 64, evaluate_every=1_000, warm_up=2_000, updates_per_step=1.0),
     "swimmer": Recipe("Swimmer-v5", 600_000, 128, discount=0.999, updates_per_step=0.5),
-    "inverted_double_pendulum": Recipe("InvertedDoublePendulum-v5", 150_000, 64, evaluate_every=2_500,
-                                       updates_per_step=1.0, reward_scale=0.1, learning_rate=1e-3),
+    "inverted_double_pendulum": Recipe("InvertedDoublePendulum-v5", 100_000, 64, evaluate_every=1_000, warm_up=2_000,
+                                       updates_per_step=1.0, reward_scale=0.1),
 }  # fmt: skip
 
 POLYAK = 0.005

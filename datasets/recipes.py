@@ -1,0 +1,64 @@
+"""The environments that have built-in data, and the recipes that make it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Reference(NamedTuple):
+    """Undiscounted returns that a normalised score of 0 and of 100 stand for."""
+
+    random: float
+    expert: float
+    source: str
+
+    def normalise(self, value: float) -> float:
+        return 100 * (value - self.random) / (self.expert - self.random)
+
+
+class Environment(NamedTuple):
+    env_id: str
+    steps: int  # the size of a dataset unless another is asked for
+    reference: Reference | None = None  # None: measured here, and kept with the policies
+
+
+ENVIRONMENTS = {
+    "hopper": Environment("Hopper-v5", 200_000, Reference(-20.272305, 3234.3, "D4RL")),
+    "halfcheetah": Environment("HalfCheetah-v5", 200_000, Reference(-280.178953, 12135.0, "D4RL")),
+    "walker2d": Environment("Walker2d-v5", 200_000, Reference(1.629008, 4592.3, "D4RL")),
+    "pendulum": Environment("Pendulum-v1", 20_000),
+    "reacher": Environment("Reacher-v5", 50_000),
+    "swimmer": Environment("Swimmer-v5", 100_000),
+    "inverted_double_pendulum": Environment("InvertedDoublePendulum-v5", 50_000),
+}
+
+
+class Recipe(NamedTuple):
+    """Which policies act, for which share of the dataset, and how.
+
+    The policies are those of `policies/ENV.npz`, "random" (uniform over the action box), and "ladder": the snapshots
+    from the start of training up to medium, each for the share of the training steps nearest to it.
+    """
+
+    summary: str
+    parts: tuple[tuple[str, float], ...]
+    mean_actions: float = 0.0  # share of the actions that are the policy's mean; the others are sampled from it
+    episodes: int | None = None  # a fixed number of whole episodes instead of a number of steps
+
+
+_CONSERVATIVE = "medium policy, each action its mean with probability 0.8, else a sample (NeoRL)"
+
+# NeoRL counts whole trajectories where D4RL counts steps. Its three sizes are recipes of their own, so that their name
+# says everything; plain `conservative` has the same size in steps as the other recipes and compares with `medium`.
+RECIPES = {
+    "random": Recipe("uniformly random actions (D4RL)", (("random", 1.0),)),
+    "medium": Recipe("the medium policy, sampled (D4RL)", (("medium", 1.0),)),
+    "medium-replay": Recipe("snapshots from the start of training up to medium, in order, sampled: a replay buffer (D4RL)",
+                            (("ladder", 1.0),)),
+    "medium-expert": Recipe("half the medium policy, half the expert, sampled (D4RL)", (("medium", 0.5), ("expert", 0.5))),
+    "expert": Recipe("the expert policy, sampled (D4RL)", (("expert", 1.0),)),
+    "conservative": Recipe(_CONSERVATIVE, (("medium", 1.0),), 0.8),
+    "conservative-100": Recipe(f"100 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 100),
+    "conservative-1000": Recipe(f"1,000 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 1_000),
+    "conservative-10000": Recipe(f"10,000 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 10_000),
+}  # fmt: skip

@@ -23,7 +23,6 @@ import gymnasium
 import minari
 from minari.data_collector import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
-from minari.namespace import create_namespace, list_local_namespaces
 from minari.storage import get_dataset_path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -61,8 +60,8 @@ def dataset_id(env: str, recipe: str, steps: int | None = None) -> str:
     size = ""
     if steps is not None:
         if RECIPES[recipe].episodes:
-            raise UserError(f"{env}/{recipe} has {RECIPES[recipe].episodes:,} episodes, so steps={steps} cannot be met; "
-                            "for a number of steps take the recipe conservative")  # fmt: skip
+            raise UserError(f"{env}/{recipe} has {RECIPES[recipe].episodes:,} episodes, so steps={steps} cannot be "
+                            "met; for a number of steps take the recipe conservative")  # fmt: skip
         if steps < 1:
             raise UserError(f"steps={steps}: a dataset has at least one step")
         if steps != ENVIRONMENTS[env].steps:
@@ -71,7 +70,7 @@ def dataset_id(env: str, recipe: str, steps: int | None = None) -> str:
 
 
 def reference(env: str) -> Reference | None:
-    """The scores that normalise: D4RL's, or those measured with the policies that ship; None where there are neither."""
+    """The scores that normalise: D4RL's, or those measured with the policies that ship; None without either."""
     policies = load_policies(env)
     return ENVIRONMENTS[env].reference or (policies.reference if policies else None)
 
@@ -221,7 +220,8 @@ def _write(
         "minari_version": minari.__version__,
         "author": {"offrl"},
         "algorithm_name": "SAC",
-        "description": f"Built-in dataset of offrl, {environment}/{recipe} version {VERSION}: {RECIPES[recipe].summary}. "
+        "description": f"Built-in dataset of offrl, {environment}/{recipe}, version {VERSION}: "
+        f"{RECIPES[recipe].summary}. "
         f"Policies (digest of the weights): {makers}. Every episode's metadata names its policy.",
         "offrl": origin,
     }
@@ -246,7 +246,7 @@ def _environment(env_id: str) -> gymnasium.Env:
 
 @contextlib.contextmanager
 def _progress(identifier: str, total: int, unit: str, workers: int) -> Iterator[tuple[Callable, Callable]]:
-    """Two functions of (done, total), for the roll-out and for the writing: bars on a terminal, else a line each way."""
+    """Functions of (done, total) for the roll-out and for the writing: bars on a terminal, else lines."""
     console = Console(stderr=True)
     started = time.monotonic()
     if not console.is_terminal:

@@ -31,6 +31,7 @@ EPISODES = 100
 EPISODES_FOR_LADDER = 20
 EXPERT_CANDIDATES = 5
 MEDIUM_CANDIDATES = 8
+MEDIUM_FINALISTS = 4
 MEDIUM_RANGE = (1 / 3, 1 / 2)  # of the expert's normalised return
 LADDER = 8
 CURVE_ROWS = 150
@@ -108,8 +109,8 @@ class Choice:
         with np.load(self.run / "snapshots" / f"{step:08d}.npz", allow_pickle=False) as file:
             return {key: file[key].astype(np.float16) for key in file.files}
 
-    def score(self, candidates: dict[str, dict], mean_actions: float, episodes: int = EPISODES):
-        return score(self.workers, self.environment.env_id, candidates, mean_actions, episodes)
+    def score(self, candidates: dict[str, dict], mean_actions: float, episodes: int | None = None):
+        return score(self.workers, self.environment.env_id, candidates, mean_actions, episodes or EPISODES)
 
     def score_steps(self, steps: list[int], mean_actions: float) -> dict[int, np.ndarray]:
         found = self.score({str(step): self.weights(step) for step in steps}, mean_actions)
@@ -128,10 +129,15 @@ class Choice:
             self.random["mean"], self.expert_return,
             f"measured here over {EPISODES} episodes: uniform actions, and the expert policy without noise",
         )  # fmt: skip
+        # in reacher uniform actions cost so much that doing nothing scores most of the way to the expert
+        still = {key: np.zeros_like(array) for key, array in self.weights(best).items()}
+        idle = float(self.score({"idle": still}, 1.0)["idle"].mean())
+        self.idle = idle if self.reference.normalise(idle) > 10 else None
+        self.floor = self.reference.random if self.idle is None else self.idle
         return best
 
     def share_of_expert(self, value):
-        return self.reference.normalise(value) / self.reference.normalise(self.expert_return)
+        return (value - self.floor) / (self.expert_return - self.floor)
 
     def medium(self) -> int:
         low, high = MEDIUM_RANGE
@@ -139,16 +145,18 @@ class Choice:
         near = self.curve.index[(shares > 0.85 * low) & (shares < 1.15 * high)].tolist()[:MEDIUM_CANDIDATES]
         if not near:
             raise UserError(f"{self.run}: no snapshot is at a third to a half of the expert; evaluate more often")
-        deterministic, sampled = self.score_steps(near, 1.0), self.score_steps(near, 0.0)
 
-        def distance(step: int) -> float:
-            """How far the worse of its two means is from the range."""
-            values = [self.share_of_expert(returns[step].mean()) for returns in (deterministic, sampled)]
-            return max(max(low - value, value - high, 0.0) for value in values)
+        def distance(returns: np.ndarray) -> float:
+            """How far the mean is from the range."""
+            share = self.share_of_expert(returns.mean())
+            return max(low - share, share - high, 0.0)
 
-        least = min(map(distance, near))
-        fitting = [step for step in near if distance(step) <= least]
-        return min(fitting, key=lambda step: sampled[step].std())
+        sampled = self.score_steps(near, 0.0)
+        near = sorted(near, key=lambda step: distance(sampled[step]))  # stable: the first, where many fit
+        near = near[:MEDIUM_FINALISTS]
+        without_noise = self.score_steps(near, 1.0)
+        off = {step: max(distance(sampled[step]), distance(without_noise[step])) for step in near}
+        return min(near, key=lambda step: (max(off[step], 0.02), sampled[step].std()))  # 0.02: as good as within
 
     def ladder(self, medium: int) -> list[tuple[int, float]]:
         """(step, share of the steps from the warm-up's end to medium that are nearest to it), LADDER snapshots."""
@@ -182,7 +190,7 @@ def choose(env: str, run: Path, workers: Workers) -> Policies:
     weights = {name: choice.weights(step) for name, step in steps.items()}
     scores: dict[str, dict[str, Any]] = {name: {"step": step} for name, step in steps.items()}
     for kind, mean_actions in (("deterministic", 1.0), ("sampled", 0.0)):
-        for names, episodes in ((["expert", "medium"], EPISODES), (list(steps)[2:], EPISODES_FOR_LADDER)):
+        for names, episodes in ((["expert", "medium"], None), (list(steps)[2:], EPISODES_FOR_LADDER)):
             for name, returns in choice.score({n: weights[n] for n in names}, mean_actions, episodes).items():
                 scores[name][kind] = _summary(returns)
     shares = [("random", recipe.warm_up / medium)]
@@ -196,6 +204,7 @@ def choose(env: str, run: Path, workers: Workers) -> Policies:
         "planned_steps": recipe.steps,
         "reference": choice.reference._asdict(),
         "random": choice.random,
+        "idle": choice.idle,
         "policies": scores,
         "ladder": [(name, round(share, 4)) for name, share in shares],
         "curve": f"{env}_curve.csv",
@@ -225,16 +234,22 @@ def card(policies: Policies) -> str:
     scale = 100 / (reference.expert - reference.random)
 
     def cells(found: dict[str, Any]) -> str:
-        return f"{found['mean']:,.1f} ± {found['std']:,.1f} | {reference.normalise(found['mean']):.1f} ± {found['std'] * scale:.1f}"
+        normalised = f"{reference.normalise(found['mean']):.1f} ± {found['std'] * scale:.1f}"
+        return f"{found['mean']:,.1f} ± {found['std']:,.1f} | {normalised}"
 
     rows = [f"| random | | | | {cells(metadata['random'])} | {metadata['random']['episodes']} |"]
     shares = dict(metadata["ladder"])
     for name, found in sorted(metadata["policies"].items(), key=lambda item: item[1]["step"]):
         rows.append(f"| {name} | {found['step']:,} | {cells(found['deterministic'])} | {cells(found['sampled'])} | "
                     f"{found['deterministic']['episodes']} |")  # fmt: skip
-    expert = reference.normalise(metadata["policies"]["expert"]["deterministic"]["mean"])
-    medium = reference.normalise(metadata["policies"]["medium"]["sampled"]["mean"])
-    lines = [f"The expert reaches {expert:.1f} normalised; medium, as sampled, {100 * medium / expert:.0f} % of that."]
+    best, middle = (metadata["policies"][name]["deterministic"]["mean"] for name in ("expert", "medium"))
+    expert, medium, idle = reference.normalise(best), reference.normalise(middle), metadata["idle"]
+    lines = [f"The expert reaches {expert:.1f} normalised, medium {100 * medium / expert:.0f} % of that."]
+    if idle is not None:
+        lines.append(
+            f"Doing nothing scores {idle:,.1f} ({reference.normalise(idle):.0f} normalised), so medium was "
+            f"chosen between that and the expert, at {100 * (middle - idle) / (best - idle):.0f} % of the way."
+        )
     aim = AIMS.get(metadata["environment"])
     if aim:
         lines.append(
@@ -246,14 +261,14 @@ def card(policies: Policies) -> str:
     ladder = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
     return f"""# {metadata["environment"]} ({metadata["env_id"]})
 
-Soft actor-critic, one seed, {metadata["trained_steps"]:,} steps; the curve is in `policies/{metadata["curve"]}`. Made by
+Soft actor-critic, one seed, {metadata["trained_steps"]:,} steps; curve in `policies/{metadata["curve"]}`. Made by
 
     {metadata["training"]}
     {metadata["command"]}
 
 Undiscounted returns, mean ± standard deviation over episodes, of the half-precision weights that ship. "Deterministic"
-takes the mean action; "sampled" is how the recipes act. Normalised: 0 is {reference.random:,.2f}, 100 is {reference.expert:,.2f}
-({reference.source}).
+takes the mean action; "sampled" is how the recipes act. Normalised: 0 is {reference.random:,.2f} and 100 is
+{reference.expert:,.2f} ({reference.source}).
 
 | policy | training step | deterministic | normalised | sampled | normalised | episodes |
 |---|---|---|---|---|---|---|

@@ -53,9 +53,10 @@ _CONSERVATIVE = "medium policy, each action its mean with probability 0.8, else 
 RECIPES = {
     "random": Recipe("uniformly random actions (D4RL)", (("random", 1.0),)),
     "medium": Recipe("the medium policy, sampled (D4RL)", (("medium", 1.0),)),
-    "medium-replay": Recipe("snapshots from the start of training up to medium, in order, sampled: a replay buffer (D4RL)",
-                            (("ladder", 1.0),)),
-    "medium-expert": Recipe("half the medium policy, half the expert, sampled (D4RL)", (("medium", 0.5), ("expert", 0.5))),
+    "medium-replay": Recipe("snapshots from the start of training up to medium, in order, sampled: like a replay "
+                            "buffer (D4RL)", (("ladder", 1.0),)),
+    "medium-expert": Recipe("half the medium policy, half the expert, sampled (D4RL)",
+                            (("medium", 0.5), ("expert", 0.5))),
     "expert": Recipe("the expert policy, sampled (D4RL)", (("expert", 1.0),)),
     "conservative": Recipe(_CONSERVATIVE, (("medium", 1.0),), 0.8),
     "conservative-100": Recipe(f"100 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 100),

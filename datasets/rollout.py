@@ -63,7 +63,7 @@ class Uniform:
 
 
 class Episode(NamedTuple):
-    """One episode as Minari stores it: [length + 1, ...] observations, [length, ...] of all else, environment's units."""
+    """One episode as Minari stores it: observations [length + 1, ...], all else [length, ...], environment's units."""
 
     policy: str
     seed: int  # of the reset
@@ -112,7 +112,7 @@ def run_episodes(envs: Sequence[gymnasium.Env], policy, mean_actions: float, gen
 
 
 class Task(NamedTuple):
-    """A chunk of episodes, the same on every run: its generator is seeded by the policy's name and the first episode."""
+    """A chunk of episodes, the same on every run: policy and first episode seed its generator."""
 
     env_id: str
     policy: str
@@ -157,7 +157,7 @@ class Workers:
     def __enter__(self) -> Workers:
         # MuJoCo writes MUJOCO_LOG.TXT and its warnings wherever it runs: neither belongs to the user's folder or screen
         self._folder = tempfile.TemporaryDirectory(prefix="offrl-rollout-")
-        self._errors = open(os.path.join(self._folder.name, "stderr"), "w+b")  # noqa: SIM115 (closed in __exit__)
+        self._errors = open(os.path.join(self._folder.name, "stderr"), "w+b")
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         self._processes = [
@@ -235,7 +235,7 @@ class _Stretch:
         limit = gymnasium.spec(env_id).max_episode_steps
         assert limit is not None, f"{env_id} has no time limit"
         self.part, self.env_id, self.seed = part, env_id, seed
-        self.least = part.episodes if part.steps is None else -(-part.steps // limit)  # episodes needed at the least
+        self.least = part.episodes or -(-(part.steps or 0) // limit)  # episodes needed at the least
         self.mean_length = float(limit)  # of the episodes so far; only a guide to how many chunks to start
         self.first = 0
         self.pending: deque[tuple[int, Future[list[Episode]]]] = deque()

@@ -80,6 +80,7 @@ def test_list_shows_names_of_every_source(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine" / "hopper-v0" / "data" / "metadata.json").touch()
     main(["list", "hopper", "--json"])
     names = json.loads(capsys.readouterr().out)
+    assert "builtin:hopper/medium-replay" in names
     assert "minari:mine/hopper-v0" in names
     assert "d4rl:hopper-medium-v2" in names
     assert all("hopper" in name for name in names)

@@ -155,6 +155,12 @@ def test_a_failure_on_the_very_last_step_stays_a_termination(tmp_path):
     assert data.terminations[data.ends].tolist() == [False, True, True]
 
 
+def test_episodes_longer_than_the_time_limit_are_warned_of(tmp_path):
+    assert found(
+        read(tmp_path, log((5, 4)), time_limit=4), "1 of 2 episodes are longer than the environment's limit of 4"
+    )
+
+
 def test_terminals_at_one_common_length_are_suspected_where_no_limit_is_known(tmp_path):
     arrays = log((5, 5, 3), timeouts=None)
     arrays["terminals"][[4, 9, 12]] = True

@@ -147,11 +147,9 @@ def _list(words: Sequence[str], as_json: bool) -> None:
 
 
 def _builtin_names() -> list[str]:
-    try:
-        from offrl.datasets import builtin
-    except ImportError:
-        return []
-    return list(builtin.names())
+    from offrl.datasets.recipes import ENVIRONMENTS, RECIPES
+
+    return [f"{environment}/{recipe}" for environment in ENVIRONMENTS for recipe in RECIPES]
 
 
 if __name__ == "__main__":

@@ -175,6 +175,7 @@ def _histogram(axes: Any, values: np.ndarray, unit: str) -> None:
         low, high = low - 0.5, high + 0.5
     axes.hist(values, bins=np.linspace(low, high, 41), color=FILL)
     axes.set_ylabel(unit)
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _summary(values: np.ndarray) -> dict[str, Any]:

@@ -159,6 +159,11 @@ def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
     terminated = episodes.terminations[ends]
     limit = episodes.time_limit
     if limit is not None:
+        if (longer := int((lengths > limit).sum())) > 0:
+            episodes.warnings.append(
+                f"{longer} of {len(lengths)} episodes are longer than the environment's limit of {limit} steps (up to "
+                f"{int(lengths.max())}): policies are evaluated over fewer steps than the data's returns cover"
+            )
         at_limit = lengths >= limit
         both = terminated & episodes.truncations[ends]
         suspicious = at_limit.any() and terminated[at_limit].all() and (at_limit.sum() > 1 or not both[at_limit].any())

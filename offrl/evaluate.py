@@ -469,11 +469,12 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
     def add(label: str, score: pd.Series, style: str) -> None:
         cells = [_plus_minus(score["return"], score["return_standard_error"])]
         if reference:
-            cells.append(_plus_minus(score["normalized_score"], score["normalized_score_standard_error"]))
+            error = score["normalized_score_standard_error"]
+            cells.append(f"{score['normalized_score']:.1f}" + (f" ± {error:.1f}" if np.isfinite(error) else ""))
         cells.append(f"{score['length']:.0f}")
         if has_success:
             cells.append(f"{100 * score['success_rate']:.0f} %")
-        table.add_row(f"{score['step']:,}", label, *cells, style=style)
+        table.add_row(f"{score['step']:,.0f}", label, *cells, style=style)
 
     many = len(run.members) > 1
     for _, mean in means.iterrows():
@@ -484,8 +485,9 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
                     swept = "".join(f" {name}={value}" for name, value in member["values"].items())
                     add(f"{member['member']} (seed {member['seed']}{swept})", score, "")
         if mean["members"] > 1:
-            unit = "normalized_score" if reference else "return"
-            add(f"mean of {mean['members']:.0f}, sd {_number(mean[f'{unit}_member_deviation'])}", mean, "bold")
+            normalized = f"{mean['normalized_score_member_deviation']:.1f}"
+            deviation = normalized if reference else _number(mean["return_member_deviation"], like=mean["return"])
+            add(f"mean of {mean['members']:.0f} (sd {deviation})", mean, "bold")
     console.print(table)
 
     returns = dataset["returns"]
@@ -493,7 +495,8 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
             for name, key in (("mean", "mean"), ("best", "max"))]  # fmt: skip
     lines = [
         f"{env}: exactly {episodes} episodes of every policy, reset seeds {first_seed} to {first_seed + episodes - 1}; "
-        f"± standard error over episodes" + ("; sd over the members' means" if many else ""),
+        f"± standard error over episodes"
+        + (f"; sd of the members' {'normalized scores' if reference else 'returns'}" if many else ""),
         f"data: {dataset['episodes']} episodes, return {', '.join(data)}",
         f"normalized: 0 is {_number(reference.random)} and 100 is {_number(reference.expert)} ({reference.source})"
         if reference
@@ -501,19 +504,17 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
     ]
     if (broken := rows["return"].isna().sum()) > 0:
         lines.append(f"{broken} episodes ended because the policy's action was not finite: their returns are nan")
-    console.print("\n".join(lines), highlight=False, markup=False)
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) < 10 else f"{value:.1f}"
+def _number(value: float, like: float | None = None) -> str:
+    """With the decimals that suit a number as large as `like`."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{0 if size >= 1000 else 1 if size >= 10 else 3}f}"
 
 
 def _plus_minus(mean: float, error: float) -> str:
-    """As many decimals as the error has meaning for, at least one for small numbers."""
-    if not np.isfinite(error):
-        return _number(mean)
-    decimals = int(np.clip(1 - np.floor(np.log10(error)), 0, 4)) if error > 0 else 1
-    return f"{mean:,.{decimals}f} ± {error:,.{decimals}f}"
+    return f"{_number(mean)} ± {_number(error, like=mean)}" if np.isfinite(error) else _number(mean)
 
 
 def as_json(run: Run, rows: pd.DataFrame, picture: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     python -m offrl.datasets.policies hopper RUN_DIR
 
 RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are an expert (the best of the top snapshots
-over 100 episodes), a medium (of the first snapshots at a third to a half of the expert's normalised return, the one
+over 100 episodes without noise; of near equals, the best when sampled), a medium (of the first snapshots at a third to a half of the expert's normalised return, the one
 with the least spread) and a ladder of snapshots from the start of training up to medium. Their weights go to
 policies/ENV.npz in half precision (what is scored is what ships), the thinned training curve to policies/ENV_curve.csv,
 and what each of them scores to cards/ENV.md.
@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 EPISODES = 100
 EPISODES_FOR_LADDER = 20
 EXPERT_CANDIDATES = 5
+EXPERT_MARGIN = 0.02  # of snapshots as good as this without noise, the one that samples best makes the better data
 MEDIUM_CANDIDATES = 8
 MEDIUM_FINALISTS = 4
 MEDIUM_RANGE = (1 / 3, 1 / 2)  # of the expert's normalised return
@@ -122,7 +123,10 @@ class Choice:
     def expert(self) -> int:
         top = self.curve.return_mean.nlargest(EXPERT_CANDIDATES).index.tolist()
         scores = self.score_steps(top, 1.0)
-        best = max(scores, key=lambda step: scores[step].mean())
+        means = {step: returns.mean() for step, returns in scores.items()}
+        worst = max(means.values()) - EXPERT_MARGIN * (max(means.values()) - self.random["mean"])
+        sampled = self.score_steps([step for step in top if means[step] >= worst], 0.0)
+        best = max(sampled, key=lambda step: sampled[step].mean())
         # other episodes than those that chose it: the best of several means is too high
         self.expert_return = float(self.score({"expert": self.weights(best)}, 1.0)["expert"].mean())
         self.reference = self.environment.reference or Reference(

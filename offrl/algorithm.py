@@ -129,7 +129,9 @@ def load(name_or_path: str) -> Algorithm:
     if not hasattr(module, "update") and not hasattr(module, "phases"):
         missing.append("update")
     if missing:
-        raise UserError(f"{module.__file__}: an algorithm file must define {', '.join(missing)}; see offrl/algorithm.py")
+        raise UserError(
+            f"{module.__file__}: must define {', '.join(missing)} to be an algorithm; see offrl/algorithm.py"
+        )
     undescribed = [field.name for field in dataclasses.fields(module.Config) if "help" not in field.metadata]
     if undescribed:
         raise UserError(f"{module.__file__}: make Config's {', '.join(undescribed)} with offrl.algorithm.option")

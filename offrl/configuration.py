@@ -7,7 +7,6 @@ import fnmatch
 import importlib.resources
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -27,6 +26,13 @@ from offrl.errors import UserError, nearest
 
 GROUPS = ("algo", "env", "protocol")
 MAX_MEMBERS = 1024
+EXAMPLES = (
+    ("algo=iql env=hopper", "a built-in dataset, and its simulator"),
+    ("dataset=minari:D4RL/door/human-v2", "a published one"),
+    ("dataset=file:log.h5 env=null", "your own log, no simulator at all"),
+    ("algo=td3_bc env=hopper seeds=4 algo.alpha=[1,2.5]", "8 members in one program"),
+    ("-m algo=iql,td3_bc env=hopper seed=0,1", "one run after the other"),
+)
 
 
 def choices(group: str) -> list[str]:
@@ -101,7 +107,7 @@ def member_configs(
         if dataclasses.is_dataclass(field.default):
             nested = {inner.name: inner for inner in dataclasses.fields(field.default)}
             values = {key: check(value[key], inner, f"algo.{name}.{key}") for key, inner in nested.items()}
-            shared[name] = type(field.default)(**values)
+            shared[name] = dataclasses.replace(field.default, **values)  # type: ignore[type-var]
         elif isinstance(value, list | tuple) and not isinstance(field.default, tuple):
             if not field.metadata["pytree_node"]:
                 raise UserError(f"algo.{name}={list(value)}: members of one run share it; sweep it with -m instead")
@@ -189,7 +195,7 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
             override = parser.parse_override(argument)
         except HydraException as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"{argument}: cannot be read ({reason}); quote special characters: '{key}=\"...\"'") from None
+            raise UserError(f"{argument}: cannot be read ({reason}); put special characters in quotes") from None
         if override.is_sweep_override() and not several:
             raise UserError(f"{argument}: several values; add -m to run them one after the other")
         key = override.key_or_group
@@ -231,18 +237,17 @@ def _known_keys(groups: list[str], config_name: str) -> set[str]:
                 walk(value, f"{prefix}{key}.")
 
     walk(OmegaConf.to_container(config), "")
+    keys -= {"algo.name", "algo.file"}  # where the options came from, not options
     return keys | {"env.id", "env.dataset", "env.kwargs"}
 
 
 def print_help(command: str, arguments: list[str]) -> None:
     """What can be chosen and what it means: the command, its groups, and the options of `algo=NAME`."""
-    console = Console()
-    console.print(f"[bold]python -m offrl.{command} [KEY=VALUE]...[/]   train a policy on a fixed dataset\n")
-    console.print("  python -m offrl.train algo=iql env=hopper                       a built-in dataset, and its simulator")
-    console.print("  python -m offrl.train dataset=minari:D4RL/door/human-v2          a published one")
-    console.print("  python -m offrl.train dataset=file:log.h5 env=null               your own log, no simulator at all")
-    console.print("  python -m offrl.train algo=td3_bc env=hopper seeds=4 algo.alpha=\\[1,2.5]    8 members in one program")
-    console.print("  python -m offrl.train -m algo=iql,td3_bc env=hopper seed=0,1     one run after the other\n")
+    console = Console(soft_wrap=True)
+    console.print(f"[bold]python -m offrl.{command} \\[KEY=VALUE]...[/]   train a policy on a fixed dataset\n")
+    for example, meaning in EXAMPLES:
+        console.print(f"  python -m offrl.{command} {example:<58} {meaning}", markup=False, highlight=False)
+    console.print()
     table = Table("choice", "values", box=None, pad_edge=False)
     table.add_row("algo", ", ".join([*choices("algo"), "path/to/yours.py"]))
     table.add_row("env", ", ".join([*choices("env"), "null"]))
@@ -265,15 +270,13 @@ def print_help(command: str, arguments: list[str]) -> None:
         default = field.default
         if dataclasses.is_dataclass(default):
             for inner in dataclasses.fields(default):
-                table.add_row(f"algo.{name}.{inner.name}", str(getattr(default, inner.name)), field.metadata["help"])
+                table.add_row(f"algo.{name}.{inner.name}", str(getattr(default, inner.name)), inner.metadata["help"])
             continue
-        meaning = field.metadata["help"] + (f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else "")
-        table.add_row(f"algo.{name}", str(default), meaning)
+        allowed = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
+        table.add_row(f"algo.{name}", str(default), field.metadata["help"] + allowed)
     console.print(table)
     console.print("\nNumbers may be lists, one member each: algo.NAME=\\[1,2]. Hydra's own flags: --hydra-help.")
 
 
 def _print_file(console: Console, text: str, skip_to: str) -> None:
     console.print(text[text.index(f"\n{skip_to}") + 1 :].rstrip(), highlight=False, markup=False)
-
-

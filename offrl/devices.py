@@ -31,6 +31,6 @@ def set_up() -> None:
         jax.config.update("jax_num_cpu_devices", cores())
     except RuntimeError:
         return  # the backend runs already, with the devices it has
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

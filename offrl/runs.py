@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,9 @@ METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds
 
 def write_whole(path: Path, text: str) -> None:
     """Write beside `path` and rename: a kill leaves the old file or the new one, never a half."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
 
 
 class Run:

@@ -88,7 +88,7 @@ def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:
         if not isinstance(box, Box):
             raise UserError(f"env={env_id}: its actions are {box}; only a box of continuous actions is supported")
         if environment.spec is None or environment.spec.max_episode_steps is None:
-            raise UserError(f"env={env_id}: it has no time limit; give env_kwargs.max_episode_steps=STEPS")
+            raise UserError(f"env={env_id}: it has no time limit; give +env.kwargs.max_episode_steps=STEPS")
         return Spaces(
             observation_dim=flat_dimension(observations),
             action_low=box.low.astype(np.float32).ravel(),

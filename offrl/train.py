@@ -23,6 +23,7 @@ import jax
 import numpy as np
 import pandas as pd
 import rich.progress
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import offrl
@@ -44,11 +45,13 @@ NOT_IDENTITY = ("runs", "run_dir", "resume", "wandb", "wandb_project")
 
 
 def load_dataset(config: dict[str, Any]) -> tuple[Dataset, str | None, dict[str, Any]]:
-    """The dataset that the configuration names, the id of its environment (None: no simulator), and that one's kwargs."""
+    """The dataset that the configuration names, its environment's id (None: no simulator), and that one's kwargs."""
     env, name = config.get("env"), config["dataset"]
     name = name or (env or {}).get("dataset")
     if name is None:
-        raise UserError("dataset=null: nothing to train on; give env=hopper, or dataset=builtin:..., minari:..., file:...")
+        raise UserError(
+            "dataset=null: nothing to train on; give env=hopper, or dataset=minari:ID, d4rl:NAME, file:PATH"
+        )
     if ":" not in name and not Path(name).exists():
         environments = [item for item in configuration.choices("env") if item != "from_dataset"]
         short = config["env_name"]
@@ -59,13 +62,13 @@ def load_dataset(config: dict[str, Any]) -> tuple[Dataset, str | None, dict[str,
             )
         name = f"builtin:{short}/{name}"
     data = config["data"]
+    # the environment, where one is named, knows what a log does not say: its action box and its time limit
+    named = {"env_id": env["id"], "env_kwargs": env["kwargs"]} if env and env["id"] else {}
     dataset = offrl.data.load(
-        name, steps=data["steps"], columns=data["columns"] or None, clip_actions=data["clip_actions"]
+        name, steps=data["steps"], columns=data["columns"] or None, clip_actions=data["clip_actions"], **named
     )
     if env is None:
         return dataset, None, {}
-    if env["id"] is not None:
-        return dataset, env["id"], env["kwargs"]
     return dataset, dataset.env_id, dataset.env_kwargs
 
 
@@ -118,7 +121,9 @@ def check_protocol(protocol: dict[str, Any]) -> None:
         raise UserError(f"protocol.validation_fraction={fraction}: must be from 0 to below 1")
 
 
-def describe(dataset: Dataset, train: Dataset, env_id: str | None, env_kwargs: dict[str, Any]) -> dict[str, Any]:
+def describe(
+    dataset: Dataset, train: Dataset, env_id: str | None, env_kwargs: dict[str, Any], warnings: list[str]
+) -> dict[str, Any]:
     """What a run keeps of its data, JSON-able."""
     reference = dataset.reference
     return {
@@ -140,7 +145,7 @@ def describe(dataset: Dataset, train: Dataset, env_id: str | None, env_kwargs: d
             "min": float(dataset.returns.min()),
             "max": float(dataset.returns.max()),
         },
-        "warnings": list(dataset.warnings),
+        "warnings": warnings,
     }
 
 
@@ -200,10 +205,9 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
             node[leaf] = value
         if values:
             print(f"published values for {dataset.name}: {values} ({source}); tuned=false leaves the defaults")
-    for warning in dataset.warnings:
-        print(f"warning: {dataset.name}: {warning}", file=sys.stderr)
+    warnings = list(dataset.warnings)
     if env_id is not None:
-        check_environment(dataset, simulators.spaces(env_id, env_kwargs))
+        warnings += check_environment(dataset, simulators.spaces(env_id, env_kwargs), env_id)
 
     members = configuration.member_configs(algorithm, config["algo"], seeds)
     configs = [member_config for member_config, _, _ in members]
@@ -224,7 +228,7 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
         "spec": spec._asdict(),
         "protocol": protocol,
         "identity": run_identity,
-        "dataset": describe(dataset, train_split, env_id, env_kwargs),
+        "dataset": describe(dataset, train_split, env_id, env_kwargs, warnings),
         "members": [
             {"member": i, "seed": seed, "values": values, "diverged_at": None}
             for i, (_, seed, values) in enumerate(members)
@@ -238,16 +242,22 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
         seeds = [seed for _, seed, _ in members]
         population = Population(algorithm, configs, seeds, spec, algorithm.prepare(train_split, configs[0]))
         optimise(run, population, tracker)
-        table, picture = None, None
-        if env_id is not None and protocol["episodes"] > 0:
-            table, picture = show_evaluation(run, protocol)
-        tracker.finish(table, picture)
-    elif env_id is not None and protocol["episodes"] > 0:
+        tracker.finish(*show_evaluation(run, protocol))
+    else:
         show_evaluation(run, protocol)
     return run
 
 
-def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame, Path]:
+def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame | None, Path | None]:
+    """Score every checkpoint in the run's environment: the table and the picture, or why there are none."""
+    if protocol["episodes"] == 0:
+        return None, None
+    if run.info["dataset"]["env_id"] is None:
+        print("no environment: nothing to score the policy in (env=ID names one)")
+        return None, None
+    if all(run.last_checkpoint(member) is None for member in range(len(run.members))):
+        print("no member has a checkpoint to score", file=sys.stderr)
+        return None, None
     from offrl.evaluate import evaluate_run, summarize  # here: drawing and simulators would delay the first update
 
     table = evaluate_run(run.path, "all", protocol["episodes"], protocol["evaluation_seed"])
@@ -327,7 +337,9 @@ def optimise(run: Run, population: Population, tracker: Tracker) -> None:
             table.flush()
             tracker.log(step, {f"member{row[2]}/{row[4]}": float(row[5]) for row in rows})
             healthy = [i for i, member in enumerate(run.members) if member["diverged_at"] is None]
-            losses = {name: float(array[healthy].mean()) for name, array in values.items() if name.endswith("loss") and healthy}
+            losses = {
+                name: float(array[healthy].mean()) for name, array in values.items() if "loss" in name and healthy
+            }
             show(phase.name, step, count / max(now - last, 1e-9), losses)
             last = now
             if is_checkpoint:
@@ -355,7 +367,7 @@ def report_divergence(run: Run, population: Population) -> None:
 
 @hydra.main(version_base="1.3", config_path="pkg://offrl.configs", config_name="train")
 def compose_and_train(composed: DictConfig) -> None:
-    overrides = hydra.core.hydra_config.HydraConfig.get()
+    overrides = HydraConfig.get()
     config: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
     config["env_name"] = overrides.runtime.choices.get("env")
     chosen = {override.partition("=")[0].lstrip("+") for override in overrides.overrides.task}

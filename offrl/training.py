@@ -7,7 +7,6 @@ benchmarks/members.py measures the ways beside each other.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -32,7 +31,7 @@ def stack(trees: list[Any]) -> Any:
 
 
 def run_updates(
-    update: Update, key: jax.Array, state: Any, diverged_at: jax.Array, dataset: Any, config: Any, first: Any, count: Any
+    update: Update, key: Any, state: Any, diverged_at: Any, dataset: Any, config: Any, first: Any, count: Any
 ) -> tuple[Any, dict[str, jax.Array], jax.Array]:
     """`count` updates of one member, from step `first`: state, means of the metrics, the step where it diverged.
 
@@ -102,12 +101,11 @@ class Population:
         """The compiled updates of a phase: (keys, states, diverged_at, dataset, configs, first, count)."""
         if phase.name not in self.programs:
 
-            def member(key_data: Any, state: Any, diverged_at: Any, config: Any, *, dataset: Any, first: Any, count: Any):
-                key = jax.random.wrap_key_data(key_data)
-                return run_updates(phase.update, key, state, diverged_at, dataset, config, first, count)
-
             def members(keys: Any, states: Any, diverged_at: Any, dataset: Any, configs: Any, first: Any, count: Any):
-                one = partial(member, dataset=dataset, first=first, count=count)
+                def one(key_data: Any, state: Any, diverged_at: Any, config: Any) -> Any:
+                    key = jax.random.wrap_key_data(key_data)
+                    return run_updates(phase.update, key, state, diverged_at, dataset, config, first, count)
+
                 if self.mapping == "vmap":
                     return jax.vmap(one)(keys, states, diverged_at, configs)
                 return jax.lax.map(lambda inputs: one(*inputs), (keys, states, diverged_at, configs))

@@ -110,9 +110,10 @@ def _complete(episodes: Episodes, time_limit: int | None) -> None:
     needs_limit = episodes.time_limit is None and time_limit is None
     if episodes.env_id is None or not (needs_box or needs_limit):
         return
-    from offrl.data.environments import box, limit  # imports gymnasium
+    from offrl.simulators import spaces
 
+    environment = spaces(episodes.env_id, episodes.env_kwargs)
     if needs_limit:
-        episodes.time_limit = limit(episodes.env_id)
+        episodes.time_limit = environment.max_steps
     if needs_box:
-        episodes.action_low, episodes.action_high = box(episodes.env_id, episodes.env_kwargs)
+        episodes.action_low, episodes.action_high = environment.action_low, environment.action_high

@@ -7,7 +7,7 @@ the derived views apply them. So applying the training split's transforms to val
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -28,6 +28,10 @@ ObservationChoice = Literal["none", "standardize"]
 RewardChoice = Literal["none", "return_range", "standardize"]
 
 
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """What is done to the data before training. The defaults do nothing beyond mapping actions to [-1, 1].
@@ -40,20 +44,20 @@ class Preprocessing:
     action_margin: unit-box actions are clipped to +-(1 - action_margin) (IQL: 1e-5).
     """
 
-    observations: ObservationChoice = "none"
-    observation_epsilon: float = 1e-3
-    rewards: RewardChoice = "none"
-    reward_scale: float = 1.0
-    reward_shift: float = 0.0
-    action_margin: float = 0.0
+    observations: ObservationChoice = _option("none", "none, or standardize: (x - mean) / (std + observation_epsilon)")
+    observation_epsilon: float = _option(1e-3, "added to that standard deviation")
+    rewards: RewardChoice = _option("none", "none, return_range: * 1000 / (max - min return), standardize: / their std")
+    reward_scale: float = _option(1.0, "rewards are multiplied by it, after that")
+    reward_shift: float = _option(0.0, "and this is added")
+    action_margin: float = _option(0.0, "actions are clipped to +-(1 - this), in the unit box")
 
     def __post_init__(self) -> None:
-        for field, value, choices in (
+        for name, value, choices in (
             ("observations", self.observations, get_args(ObservationChoice)),
             ("rewards", self.rewards, get_args(RewardChoice)),
         ):
             if value not in choices:
-                raise UserError(f"preprocessing: {field}={value!r} is unknown; {nearest(str(value), choices)}")
+                raise UserError(f"preprocessing: {name}={value!r} is unknown; {nearest(str(value), choices)}")
         if not self.observation_epsilon >= 0:
             raise UserError(f"preprocessing: observation_epsilon={self.observation_epsilon} must be 0 or more")
         if not 0 <= self.action_margin < 1:

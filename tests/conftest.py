@@ -1,0 +1,15 @@
+"""Shared by all tests: stores of their own, so that none touches the user's."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+# set before any test module is imported; the workers of pytest-xdist inherit it, and with it one compilation cache
+if "OFFRL_TEST_STORE" not in os.environ:
+    os.environ["OFFRL_TEST_STORE"] = tempfile.mkdtemp(prefix="offrl-tests-")
+    atexit.register(shutil.rmtree, os.environ["OFFRL_TEST_STORE"], ignore_errors=True)
+STORE = Path(os.environ["OFFRL_TEST_STORE"])
+os.environ["OFFRL_CACHE"] = str(STORE / "cache")
+os.environ["MINARI_DATASETS_PATH"] = str(STORE / "minari")

@@ -1,0 +1,75 @@
+"""Small data, and networks written out in numpy: what the losses of our algorithms are checked against."""
+
+import jax
+import numpy as np
+
+from offrl.data.dataset import Dataset, Transitions
+
+
+def random_batch(rows: int = 32, observation_dim: int = 3, action_dim: int = 2, seed: int = 0) -> Transitions:
+    """A third of the rows terminal."""
+    random = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    def actions() -> np.ndarray:
+        return random.uniform(-1, 1, (rows, action_dim)).astype(np.float32)
+
+    return Transitions(
+        observations=normal(rows, observation_dim),
+        actions=actions(),
+        rewards=normal(rows),
+        next_observations=normal(rows, observation_dim),
+        terminations=(np.arange(rows) % 3 == 0).astype(np.float32),
+        next_actions=actions(),
+        next_action_known=np.ones(rows, np.float32),
+    )
+
+
+def golden_batch(golden, i: int) -> Transitions:
+    """The i-th batch of a file of reference numbers, which lacks a column that none of its algorithms reads."""
+    names = [name for name in Transitions._fields if name != "next_action_known"]
+    columns = {name: golden[f"batch/{name}"][i] for name in names}
+    return Transitions(**columns, next_action_known=np.ones_like(columns["rewards"]))
+
+
+def random_dataset(lengths=(5, 4, 6), terminal=(True, False, True), action_dim=2, seed=0) -> Dataset:
+    """Episodes that end in a terminal state, or else at a time limit; observations [_, 3], actions in [-1, 1]."""
+    random = np.random.default_rng(seed)
+    lengths, steps, ends = np.array(lengths), sum(lengths), np.cumsum(lengths) - 1
+    terminations, truncations = np.zeros(steps, bool), np.zeros(steps, bool)
+    terminations[ends], truncations[ends] = terminal, ~np.array(terminal)
+    return Dataset(
+        name="test",
+        observations=random.normal(size=(steps + len(lengths), 3)).astype(np.float32),
+        actions=random.uniform(-1, 1, (steps, action_dim)).astype(np.float32),
+        rewards=random.normal(size=steps).astype(np.float32),
+        terminations=terminations,
+        truncations=truncations,
+        lengths=lengths,
+        final_observation_known=np.ones(len(lengths), bool),
+        action_low=np.full(action_dim, -1, np.float32),
+        action_high=np.full(action_dim, 1, np.float32),
+    )
+
+
+def mlp(layers, x: np.ndarray) -> np.ndarray:
+    """ReLU layers `Dense_0`, `Dense_1`, ... and a linear last one, in double precision."""
+    for i in range(len(layers)):
+        kernel, bias = (np.asarray(layers[f"Dense_{i}"][name], np.float64) for name in ("kernel", "bias"))
+        x = x @ kernel + bias
+        if i < len(layers) - 1:
+            x = np.maximum(x, 0)
+    return x
+
+
+def twin_q(params, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Q of both critics, [2, rows]."""
+    inputs = np.concatenate([observations, actions], -1)
+    stacked = params["params"]["MLP_0"]
+    return np.stack([mlp(jax.tree.map(lambda leaf, i=i: leaf[i], stacked), inputs)[:, 0] for i in range(2)])
+
+
+def tanh_actor(params, observations: np.ndarray) -> np.ndarray:
+    return np.tanh(mlp(params["params"]["MLP_0"], observations))

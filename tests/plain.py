@@ -1,9 +1,28 @@
 """Small data, and networks written out in numpy: what the losses of our algorithms are checked against."""
 
+from types import ModuleType
+from typing import Any
+
 import jax
 import numpy as np
 
+from offrl.algorithm import Spec
 from offrl.data.dataset import Dataset, Transitions
+
+
+def random_state(algorithm: ModuleType, config: Any, spec: Spec, networks: tuple[str, ...], seed: int = 0) -> Any:
+    """A state of an algorithm in which those networks have random parameters, each its own; all the rest is 0.
+
+    What the algorithm's `init` would make up to the numbers: compiling that takes longer than all the test.
+    """
+    random = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), config, spec))
+
+    def parameters(shape: Any) -> np.ndarray:
+        return (random.normal(size=shape.shape) / max(1, shape.shape[-2] if shape.ndim > 1 else 4) ** 0.5).astype("f4")
+
+    state = jax.tree.map(lambda shape: np.zeros(shape.shape, shape.dtype), shapes)
+    return state.replace(**{name: jax.tree.map(parameters, getattr(shapes, name)) for name in networks})
 
 
 def random_batch(rows: int = 32, observation_dim: int = 3, action_dim: int = 2, seed: int = 0) -> Transitions:

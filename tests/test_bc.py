@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
-from plain import random_batch, random_dataset, tanh_actor
+from plain import random_batch, random_dataset, random_state, tanh_actor
 
 from offrl.algorithm import Spec
 from offrl.algorithms import bc
@@ -35,7 +34,7 @@ def kept_episodes(data: Dataset, **options) -> list[int]:
 
 def test_the_loss_is_the_squared_error_over_rows_and_action_dimensions():
     batch, config = random_batch(), bc.Config(hidden_dims=(16, 16))
-    state = bc.init(jax.random.key(0), config, SPEC)
+    state = random_state(bc, config, SPEC, ("actor",))
     expected = np.mean((tanh_actor(state.actor, batch.observations) - batch.actions) ** 2)
     np.testing.assert_allclose(bc.actor_loss(state.actor, batch, config)[0], expected, rtol=1e-5)
 

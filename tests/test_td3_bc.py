@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from plain import golden_batch, random_batch, random_dataset, tanh_actor, twin_q
+from plain import golden_batch, random_batch, random_dataset, random_state, tanh_actor, twin_q
 
 from offrl.algorithm import Spec
 from offrl.algorithms import bc, td3_bc
@@ -20,9 +20,8 @@ def small(**options) -> td3_bc.Config:
 
 
 def start(config: td3_bc.Config) -> td3_bc.State:
-    """A state whose targets differ from the learned networks, as they do in the middle of training."""
-    state, other = (td3_bc.init(jax.random.key(seed), config, SPEC) for seed in (1, 2))
-    return state.replace(actor_target=other.actor, critic_target=other.critic)
+    """Targets differ from the learned networks, as they do in the middle of training."""
+    return random_state(td3_bc, config, SPEC, ("actor", "actor_target", "critic", "critic_target"))
 
 
 def test_ten_updates_match_the_reference_implementation():
@@ -36,7 +35,7 @@ def test_ten_updates_match_the_reference_implementation():
         }
 
     config, spec = td3_bc.Config(policy_noise=0.0), Spec(11, 3, 10)
-    state = jax.jit(td3_bc.init, static_argnums=2)(KEY, config, spec)
+    state = random_state(td3_bc, config, spec, networks=())
     actor = {"params": {"MLP_0": layers("actor")}}
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), layers("critic1"), layers("critic2"))
     critic = {"params": {"MLP_0": both}}
@@ -133,8 +132,8 @@ def test_no_gradient_flows_through_the_weight_of_the_value_term():
 
 def test_without_the_value_term_it_is_behaviour_cloning():
     config, clone = small(alpha=0.0, policy_frequency=1), bc.Config(hidden_dims=(16, 16))
-    state = td3_bc.init(KEY, config, SPEC)
-    cloned = bc.init(KEY, clone, SPEC).replace(actor=state.actor)
+    state = start(config)
+    cloned = random_state(bc, clone, SPEC, networks=()).replace(actor=state.actor)
     step, clone_step = jax.jit(td3_bc.update_batch), jax.jit(bc.update_batch)
     for i in range(20):
         batch = random_batch(seed=i)

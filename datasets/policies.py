@@ -3,10 +3,10 @@
     python -m offrl.datasets.policies hopper RUN_DIR
 
 RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are an expert (the best of the top snapshots
-over 100 episodes without noise; of near equals, the best when sampled), a medium (of the first snapshots at a third to a half of the expert's normalised return, the one
-with the least spread) and a ladder of snapshots from the start of training up to medium. Their weights go to
-policies/ENV.npz in half precision (what is scored is what ships), the thinned training curve to policies/ENV_curve.csv,
-and what each of them scores to cards/ENV.md.
+over 100 episodes without noise; of near equals, the best when sampled), a medium (of the first snapshots at a third to
+a half of the expert's normalised return, the one with the least spread) and a ladder of snapshots from the start of
+training up to medium. Their weights go to policies/ENV.npz in half precision (what is scored is what ships), the
+thinned training curve to policies/ENV_curve.csv, and what each of them scores to cards/ENV.md.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Choice:
         )
         written = {int(path.stem) for path in (run / "snapshots").glob("*.npz")}
         self.curve = self.curve[self.curve.index.isin(written)]
+        self.known: dict[tuple[str, float, int], np.ndarray] = {}
         random = self.score({"random": {}}, 0.0)["random"]
         self.random = _summary(random)
         print(f"random {random.mean():.2f} +- {random.std():.2f}", flush=True)
@@ -111,7 +112,12 @@ class Choice:
             return {key: file[key].astype(np.float16) for key in file.files}
 
     def score(self, candidates: dict[str, dict], mean_actions: float, episodes: int | None = None):
-        return score(self.workers, self.environment.env_id, candidates, mean_actions, episodes or EPISODES)
+        """As the function `score`; what has been scored before is not scored again."""
+        episodes = episodes or EPISODES
+        missing = {n: weights for n, weights in candidates.items() if (n, mean_actions, episodes) not in self.known}
+        for name, returns in score(self.workers, self.environment.env_id, missing, mean_actions, episodes).items():
+            self.known[name, mean_actions, episodes] = returns
+        return {name: self.known[name, mean_actions, episodes] for name in candidates}
 
     def score_steps(self, steps: list[int], mean_actions: float) -> dict[int, np.ndarray]:
         found = self.score({str(step): self.weights(step) for step in steps}, mean_actions)

@@ -3,9 +3,9 @@
 V is an expectile of the target critics over the data's actions (equation 5), the critics bootstrap from V (6), and the
 policy is extracted by advantage-weighted regression (7); no action outside the data is ever evaluated. Order of one
 update, as in the authors' code: V; the policy, with the new V and the target critics; the critics, with the new V;
-their targets. CORL differs on three points, each an option here: it uses V from before its update for the
-advantage and for the critics' target (`value_lag`), keeps no cosine schedule off (`actor_schedule`), and standardises
-observations (`preprocessing.observations`); its critic loss is half of this one, which Adam does not notice.
+their targets. CORL differs on two points, each an option here: it uses V from before its update for the advantage and
+for the critics' target (`value_lag`), and standardises observations (`preprocessing.observations`); its critic loss is
+half of this one, which Adam does not notice.
 """
 
 from typing import Any

@@ -20,6 +20,7 @@ dict of scalars; a non-finite one marks the member as diverged, and it is stoppe
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
@@ -107,17 +108,24 @@ def load(name_or_path: str) -> Algorithm:
         path = Path(name_or_path).expanduser().resolve()
         if not path.is_file():
             raise UserError(f"algo={name_or_path}: no such file; give the path of an algorithm file")
-        # a path of its own in sys.modules, so that two files of one name do not collide
-        module_name = f"offrl_algorithm_{abs(hash(str(path))):x}"
-        module_spec = importlib.util.spec_from_file_location(module_name, path)
-        assert module_spec is not None
-        assert module_spec.loader is not None
-        module = importlib.util.module_from_spec(module_spec)
-        sys.modules[module_name] = module  # dataclasses look their module up there
-        try:
-            module_spec.loader.exec_module(module)
-        except (SyntaxError, ImportError) as error:
-            raise UserError(f"algo={name_or_path}: cannot be imported: {error}") from error
+        # one module per path and content: the file again is the same classes, as jax wants of one run's states
+        digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
+        module_name = f"offrl_algorithm_{digest}"
+        if module_name in sys.modules:
+            module = sys.modules[module_name]
+        else:
+            module_spec = importlib.util.spec_from_file_location(module_name, path)
+            assert module_spec is not None
+            assert module_spec.loader is not None
+            module = importlib.util.module_from_spec(module_spec)
+            sys.modules[module_name] = module  # dataclasses look their module up there
+            try:
+                module_spec.loader.exec_module(module)
+            except Exception as error:
+                del sys.modules[module_name]
+                if isinstance(error, SyntaxError | ImportError):
+                    raise UserError(f"algo={name_or_path}: cannot be imported: {error}") from error
+                raise
         name = path.stem
     elif name_or_path in names():
         module = importlib.import_module(f"offrl.algorithms.{name_or_path}")
@@ -132,6 +140,8 @@ def load(name_or_path: str) -> Algorithm:
         raise UserError(
             f"{module.__file__}: must define {', '.join(missing)} to be an algorithm; see offrl/algorithm.py"
         )
+    if not dataclasses.is_dataclass(module.Config):
+        raise UserError(f"{module.__file__}: Config must be a flax.struct.dataclass; see offrl/algorithm.py")
     undescribed = [field.name for field in dataclasses.fields(module.Config) if "help" not in field.metadata]
     if undescribed:
         raise UserError(f"{module.__file__}: make Config's {', '.join(undescribed)} with offrl.algorithm.option")

@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import importlib.resources
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from offrl.algorithm import Algorithm
 from offrl.errors import UserError, nearest
 
 GROUPS = ("algo", "env", "protocol")
+FREE = ("data.columns", "env.kwargs")  # mappings whose keys are the user's
+HYDRA_VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # the argument after them is theirs
 MAX_MEMBERS = 1024
 EXAMPLES = (
     ("algo=iql env=hopper", "a built-in dataset, and its simulator"),
@@ -64,9 +67,10 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
     """`value` as the type of the option's default.
 
     Raises:
-        UserError: it is of another type, or not among the option's choices.
+        UserError: it is of another type, not finite, below 1 for a count or a width, or not among the option's choices.
     """
     default = field.default
+    counts = not field.metadata.get("pytree_node", True)  # whole numbers in the structure of the program
     allowed = field.metadata.get("choices", ())
     if allowed and value not in allowed:
         raise UserError(f"{name}={value}: not a choice; {nearest(str(value), allowed)}")
@@ -77,8 +81,10 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
     elif isinstance(default, float):
         valid = isinstance(value, int | float) and not isinstance(value, bool)
         value = float(value) if valid else value
+        if valid and not math.isfinite(value):
+            raise UserError(f"{name}={value}: must be finite")
     elif isinstance(default, tuple):
-        valid = isinstance(value, list | tuple) and all(isinstance(item, type(default[0])) for item in value)
+        valid = isinstance(value, list | tuple) and all(type(item) is type(default[0]) for item in value)
         value = tuple(value) if valid else value
     elif isinstance(default, str):
         valid = isinstance(value, str)
@@ -86,6 +92,9 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
         raise TypeError(f"{name}: an option of type {type(default).__name__} cannot be configured")
     if not valid:
         raise UserError(f"{name}={value}: must be {type(default).__name__}, as its default {default} is")
+    for item in value if isinstance(value, tuple) else (value,):
+        if counts and isinstance(item, int) and not isinstance(item, bool) and item < 1:
+            raise UserError(f"{name}={value}: must be 1 or more")
     return value
 
 
@@ -172,14 +181,19 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
     for name in offrl.algorithm.names():
         register(offrl.algorithm.load(name))
 
-    prepared, groups, keys = [], [], []
-    for argument in arguments:
-        if argument.startswith("-"):
+    prepared: list[str] = []
+    picks: dict[str, list[str]] = {}
+    keys = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if argument.startswith("-") or before in HYDRA_VALUE_FLAGS:
             prepared.append(argument)
             continue
-        if "=" not in argument and not argument.startswith("~"):
+        if "=" not in argument or argument.startswith("~"):
             raise UserError(f"{argument}: not of the form key=value; see --help")
+        argument = argument.lstrip("+")  # nothing can be added: what is not there is unknown
         key, _, value = argument.partition("=")
+        if key in FREE or key.startswith(tuple(f"{free}." for free in FREE)):
+            argument = f"++{argument}"  # Hydra's word for a key that need not be there yet
         if key == "algo" and ".py" in value:
             names = []
             for part in value.split(","):
@@ -200,26 +214,33 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
             raise UserError(f"{argument}: several values; add -m to run them one after the other")
         key = override.key_or_group
         if key in GROUPS:
-            picked = [item.strip() for item in argument.partition("=")[2].split(",")]
-            for item in picked:
+            picks[key] = [item.strip() for item in argument.partition("=")[2].split(",")]
+            for item in picks[key]:
                 known = [*choices(key), *(["null"] if key == "env" else [])]
                 registered = ConfigStore.instance().repo.get(key, {})
                 if item not in known and f"{item}.yaml" not in registered:
                     raise UserError(f"{key}={item}: unknown; {nearest(item, known)}")
-            groups.append(f"{key}={picked[0]}")
+            if picks[key] == ["null"]:
+                picks[key] = []
+                argument = f"~{key}"  # Hydra's word for leaving a group out
+            elif "null" in picks[key]:
+                raise UserError(f"{argument}: null cannot be one of several; run that one by itself")
         elif not key.startswith("hydra"):
-            keys.append((key, argument, override.is_add()))
+            keys.append((key, argument))
         prepared.append(argument)
 
-    known_keys = _known_keys(groups, config_name)
-    for key, argument, added in keys:
-        if added or key in known_keys or any(key.startswith(f"{free}.") for free in ("data.columns", "env.kwargs")):
-            continue
-        raise UserError(f"{argument}: there is no {key}; {nearest(key, known_keys)}")
+    for combination in itertools.product(*(picked or [""] for picked in picks.values())):
+        groups = [f"{key}={item}" if item else f"~{key}" for key, item in zip(picks, combination, strict=True)]
+        known_keys = _known_keys(groups, config_name)
+        for key, argument in keys:
+            if key not in known_keys and not key.startswith(tuple(f"{free}." for free in FREE)):
+                given = f" with {' '.join(groups)}" if several else ""
+                raise UserError(f"{argument}: there is no {key}{given}; {nearest(key, known_keys)}")
     return prepared
 
 
 def _known_keys(groups: list[str], config_name: str) -> set[str]:
+    """Dotted names of the options that there are with these choices of groups."""
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
@@ -238,7 +259,7 @@ def _known_keys(groups: list[str], config_name: str) -> set[str]:
 
     walk(OmegaConf.to_container(config), "")
     keys -= {"algo.name", "algo.file"}  # where the options came from, not options
-    return keys | {"env.id", "env.dataset", "env.kwargs"}
+    return keys
 
 
 def print_help(command: str, arguments: list[str]) -> None:

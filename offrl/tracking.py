@@ -15,12 +15,19 @@ from offrl.errors import UserError, nearest
 MODES = ("off", "offline", "online")
 
 
+def check_mode(mode: Any) -> None:
+    """
+    Raises:
+        UserError: there is no such mode.
+    """
+    if mode not in MODES:
+        raise UserError(f"wandb={mode}: not a choice; {nearest(str(mode), MODES)}")
+
+
 class Tracker:
     """Sends metrics and the final table and picture to wandb; does nothing when off or when wandb fails."""
 
     def __init__(self, mode: str, project: str, run_dir: Path, config: dict[str, Any], info: dict[str, Any]):
-        if mode not in MODES:
-            raise UserError(f"wandb={mode}: not a choice; {nearest(str(mode), MODES)}")
         self.run: Any = None
         if mode == "off":
             return

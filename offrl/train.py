@@ -36,7 +36,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import preprocess
 from offrl.errors import UserError, run_command
 from offrl.runs import METRIC_COLUMNS, Run, write_whole
-from offrl.tracking import Tracker
+from offrl.tracking import Tracker, check_mode
 from offrl.training import NEVER, Population
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gymnasium", "mujoco", "minari", "numpy")
@@ -96,7 +96,7 @@ def schedule(phases: tuple[Phase, ...], protocol: dict[str, Any]) -> list[tuple[
     """(phase, first step, updates, checkpoint after it?) of every stretch between two reports, over the whole run."""
     stretches, start = [], 0
     for phase in phases:
-        end = start + (phase.updates or protocol["updates"])
+        end = start + (protocol["updates"] if phase.updates is None else phase.updates)
         step = start
         while step < end:
             stop = min(
@@ -110,15 +110,39 @@ def schedule(phases: tuple[Phase, ...], protocol: dict[str, Any]) -> list[tuple[
     return stretches
 
 
-def check_protocol(protocol: dict[str, Any]) -> None:
-    for name in ("updates", "checkpoint_every", "log_every"):
-        if not isinstance(protocol[name], int) or protocol[name] < 1:
-            raise UserError(f"protocol.{name}={protocol[name]}: must be a whole number, 1 or more")
-    if not isinstance(protocol["episodes"], int) or protocol["episodes"] < 0:
-        raise UserError(f"protocol.episodes={protocol['episodes']}: must be a whole number, 0 or more")
+def check_options(config: dict[str, Any]) -> None:
+    """Refuses values of the wrong kind among the options outside `algo`, before anything is loaded."""
+    data, env, protocol = config["data"], config.get("env") or {}, config["protocol"]
+    minimum = {
+        "updates": 1,
+        "checkpoint_every": 1,
+        "log_every": 1,
+        "episodes": 0,
+        "evaluation_seed": 0,
+        "split_seed": 0,
+    }
+    for name, least in minimum.items():
+        if type(protocol[name]) is not int or protocol[name] < least:
+            raise UserError(f"protocol.{name}={protocol[name]}: must be a whole number, {least} or more")
     fraction = protocol["validation_fraction"]
-    if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+    if type(fraction) not in (int, float) or not 0 <= fraction < 1:
         raise UserError(f"protocol.validation_fraction={fraction}: must be from 0 to below 1")
+    for name in ("resume", "tuned", "data.clip_actions"):
+        value = data["clip_actions"] if name.startswith("data.") else config[name]
+        if not isinstance(value, bool):
+            raise UserError(f"{name}={value}: must be true or false")
+    texts = {name: config[name] for name in ("runs", "wandb_project")}
+    optional = {"dataset": config["dataset"], "run_dir": config["run_dir"], "env.id": env.get("id")}
+    texts |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in texts.items():
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{name}={value}: must be text")
+    if data["steps"] is not None and (type(data["steps"]) is not int or data["steps"] < 1):
+        raise UserError(f"data.steps={data['steps']}: must be a whole number, 1 or more, or null")
+    for name, value in {"data.columns": data["columns"], "env.kwargs": env.get("kwargs", {})}.items():
+        if not isinstance(value, dict):
+            raise UserError(f"{name}={value}: must be a mapping, such as {name}.NAME=VALUE makes")
+    check_mode(config["wandb"])
 
 
 def describe(
@@ -188,9 +212,10 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     Raises:
         UserError: something in the configuration or the data is wrong.
     """
-    check_protocol(config["protocol"])
+    check_options(config)
     algorithm = offrl.algorithm.load(config["algo"]["file"] or config["algo"]["name"])
     seeds = configuration.member_seeds(config["seed"], config["seeds"])
+    configuration.member_configs(algorithm, config["algo"], seeds)  # a wrong value is told before the data are made
     dataset, env_id, env_kwargs = load_dataset(config)
     config["dataset"] = dataset.name
     if config["tuned"]:
@@ -212,7 +237,9 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     members = configuration.member_configs(algorithm, config["algo"], seeds)
     configs = [member_config for member_config, _, _ in members]
     protocol = config["protocol"]
-    train_split, _ = dataset.split(protocol["validation_fraction"], protocol["split_seed"])
+    train_split = dataset
+    if protocol["validation_fraction"] > 0:
+        train_split, _ = dataset.split(protocol["validation_fraction"], protocol["split_seed"])
     train_split = preprocess(train_split, algorithm.preprocessing(configs[0]))
     spec = Spec(dataset.observation_dim, dataset.action_dim, protocol["updates"])
 
@@ -274,8 +301,8 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> Run:
     """The run in `path`, to be continued, or a new one there."""
-    if (path / "run.json").exists() and not config["resume"]:
-        shutil.rmtree(path)
+    if not config["resume"]:
+        (path / "run.json").unlink(missing_ok=True)
     if (path / "run.json").exists():
         run = Run.open(path)
         old, new = run.info["identity"], json.loads(json.dumps(info["identity"]))
@@ -292,11 +319,24 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
             )
         return run
     path.mkdir(parents=True, exist_ok=True)
+    for part in ("checkpoints", "oracle"):  # of a run that was replaced, or killed before run.json stood
+        shutil.rmtree(path / part, ignore_errors=True)
     write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     write_whole(path / "metrics.csv", ",".join(METRIC_COLUMNS) + "\n")
     run = Run(path, info)
     run.write_info()
     return run
+
+
+def cut_metrics(file: Path, last_step: int) -> float:
+    """Leave the table's rows up to that step, to the letter; returns the seconds that training took until then."""
+    header, *lines = file.read_text().splitlines(keepends=True)
+    rows = [line.split(",") for line in lines]
+    # a kill may have left a part of a row, of a step after the last checkpoint
+    whole = [row for row in rows if len(row) == len(METRIC_COLUMNS) and row[-1].endswith("\n")]
+    kept = [row for row in whole if int(row[METRIC_COLUMNS.index("step")]) <= last_step]
+    write_whole(file, header + "".join(",".join(row) for row in kept))
+    return float(kept[-1][METRIC_COLUMNS.index("seconds")]) if kept else 0.0
 
 
 def optimise(run: Run, population: Population, tracker: Tracker) -> None:
@@ -308,10 +348,9 @@ def optimise(run: Run, population: Population, tracker: Tracker) -> None:
         resumed_at = run.checkpoints()[-1]
         population.restore(run.checkpoint_store.restore(resumed_at, run.saved_like()))
         print(f"continuing from step {resumed_at}")
-    metrics = run.metrics()
-    metrics = metrics[metrics["step"] <= resumed_at]
-    write_whole(run.path / "metrics.csv", metrics.to_csv(index=False))
-    seconds_before = float(metrics["seconds"].max()) if len(metrics) else 0.0
+    for member, diverged_at in zip(run.members, np.asarray(population.diverged_at), strict=False):
+        member["diverged_at"] = None if diverged_at == NEVER else int(diverged_at)
+    seconds_before = cut_metrics(run.path / "metrics.csv", resumed_at)
 
     started = last = time.monotonic()
     phase_begun = None

@@ -43,7 +43,7 @@ def run_updates(
     def one(i: Any, carry: Any) -> Any:
         state, sums, diverged_at = carry
         state, metrics = update(jax.random.fold_in(key, first + i), state, dataset, config)
-        finite = jnp.stack([jnp.isfinite(value) for value in metrics.values()]).all()
+        finite = jnp.array([jnp.isfinite(value) for value in metrics.values()], bool).all()
         diverged_at = jnp.where((diverged_at == NEVER) & ~finite, first + i + 1, diverged_at)
         return state, {name: sums[name] + metrics[name] for name in sums}, diverged_at
 
@@ -126,15 +126,21 @@ class Population:
         """Run the phase's `begin`, where it has one, at this step of the run."""
         if phase.begin is None:
             return
+        begin = phase.begin
 
-        def member(key_data: Any, state: Any, config: Any) -> Any:
-            key = jax.random.fold_in(jax.random.wrap_key_data(key_data), step)
-            assert phase.begin is not None
-            # split once more: the first update of the phase folds in the same step
-            return phase.begin(jax.random.split(key)[0], state, self.dataset, config)
+        @jax.jit
+        def members(keys: Any, states: Any, diverged_at: Any, dataset: Any, configs: Any) -> Any:
+            def one(inputs: Any) -> Any:
+                key_data, state, diverged_at, config = inputs
+                # split once more: the first update of the phase folds in the same step
+                key = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(key_data), step))[0]
+                begun = begin(key, state, dataset, config)
+                return jax.tree.map(lambda new, old: jnp.where(diverged_at == NEVER, new, old), begun, state)
 
-        self.states = jax.jit(jax.vmap(member))(self.keys, self.states, self.configs)
-        self.states = jax.device_put(self.states, self.per_member)
+            return jax.lax.map(one, (keys, states, diverged_at, configs))
+
+        states = members(self.keys, self.states, self.diverged_at, self.dataset, self.configs)
+        self.states = jax.device_put(states, self.per_member)
 
     def train(self, phase: Phase, first: int, count: int) -> dict[str, np.ndarray]:
         """`count` updates of every healthy member; returns each metric's mean over them, [members].

@@ -125,6 +125,8 @@ def ensure(env: str, recipe: str, steps: int | None = None, workers: int | None 
         UserError: an unknown name, an impossible size, or a recipe whose policies do not ship yet.
     """
     identifier = dataset_id(env, recipe, steps)
+    if workers is not None and workers < 1:
+        raise UserError(f"workers={workers}: at least one process rolls out")
     parts = plan(env, recipe, steps)
     policies, scores = load_policies(env), reference(env)
     origin = {
@@ -249,14 +251,14 @@ def _progress(identifier: str, total: int, unit: str, workers: int) -> Iterator[
     """Functions of (done, total) for the roll-out and for the writing: bars on a terminal, else lines."""
     console = Console(stderr=True)
     started = time.monotonic()
+    print(f"rolling out {identifier}: {total:,} {unit} on {workers} processes, once", file=sys.stderr, flush=True)
     if not console.is_terminal:
-        print(f"rolling out {identifier}: {total:,} {unit} on {workers} processes, once", file=sys.stderr, flush=True)
         yield (lambda done, total: None), (lambda done, total: None)
     else:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as bars:
-            rolling = bars.add_task(f"rolling out {identifier} ({unit}, once)", total=total)
-            writing = bars.add_task("writing (episodes)", total=None, visible=False)
+            rolling = bars.add_task(unit, total=total)
+            writing = bars.add_task("writing", total=None, visible=False)
             yield (
                 lambda done, total: bars.update(rolling, completed=done, total=total),
                 lambda done, total: bars.update(writing, completed=done, total=total, visible=True),

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from offrl.datasets.recipes import ENVIRONMENTS, Reference
 from offrl.datasets.rollout import Part, Workers, collect
@@ -92,6 +91,8 @@ class Choice:
     """The choice among one run's snapshots, each step reported as it is made."""
 
     def __init__(self, env: str, run: Path, workers: Workers, warm_up: int):
+        import pandas as pd  # not at the top: whoever only loads policies should not wait for it
+
         self.environment, self.run, self.workers, self.warm_up = ENVIRONMENTS[env], run, workers, warm_up
         rows = pd.read_csv(run / "curve.csv")
         self.curve = rows.groupby("step").agg(

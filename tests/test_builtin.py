@@ -136,6 +136,7 @@ def test_the_sizes_in_ids():
         (("hopper", "medium-reply"), "did you mean medium-replay"),
         (("hopper", "medium", 0), "steps=0"),
         (("hopper", "conservative-100", 1_000), "100 episodes"),
+        (("pendulum", "random", None, 0), "workers=0"),
     ],
 )
 def test_mistakes(store, arguments, message):

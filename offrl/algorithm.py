@@ -140,7 +140,7 @@ def load(name_or_path: str) -> Algorithm:
         raise UserError(
             f"{module.__file__}: must define {', '.join(missing)} to be an algorithm; see offrl/algorithm.py"
         )
-    if not dataclasses.is_dataclass(module.Config):
+    if not (isinstance(module.Config, type) and dataclasses.is_dataclass(module.Config)):
         raise UserError(f"{module.__file__}: Config must be a flax.struct.dataclass; see offrl/algorithm.py")
     undescribed = [field.name for field in dataclasses.fields(module.Config) if "help" not in field.metadata]
     if undescribed:

@@ -318,11 +318,14 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
                 f"{new_print}: the data changed; resume=false begins again"
             )
         return run
+    ours = (path / "metrics.csv").exists()  # a run that is replaced, or was killed before run.json stood
+    if path.exists() and not ours and any(path.iterdir()):
+        raise UserError(f"run_dir={path}: holds files that are not of a run; choose an empty or a new folder")
     path.mkdir(parents=True, exist_ok=True)
-    for part in ("checkpoints", "oracle"):  # of a run that was replaced, or killed before run.json stood
+    for part in ("checkpoints", "oracle"):
         shutil.rmtree(path / part, ignore_errors=True)
-    write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     write_whole(path / "metrics.csv", ",".join(METRIC_COLUMNS) + "\n")
+    write_whole(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     run = Run(path, info)
     run.write_info()
     return run

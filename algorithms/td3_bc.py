@@ -89,7 +89,8 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 
 def actor_loss(params: Any, state: State, batch: Transitions, config: Config):
     actions = actor_network(config, batch.actions.shape[-1]).apply(params, batch.observations)
-    q = critic_network(config).apply(state.critic, batch.observations, actions)[0]
+    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second one would be computed for nothing
+    q = Critic(config.hidden_dims).apply(first_critic, batch.observations, actions)
     scale = config.alpha / jax.lax.stop_gradient(jnp.abs(q).mean())
     bc_loss = ((actions - batch.actions) ** 2).mean()
     loss = -scale * q.mean() + bc_loss

@@ -80,12 +80,17 @@ class Critic(nn.Module):
 
 
 def ensemble(module: type[nn.Module], size: int) -> type[nn.Module]:
-    """The module `size` times with parameters of their own, stacked on axis 0 of parameters and outputs."""
-    return nn.vmap(
-        module,
-        in_axes=None,  # type: ignore[arg-type]  # None: every member sees the same inputs
-        out_axes=0,
-        axis_size=size,
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
+    """The module `size` times with parameters of their own, stacked on axis 0 of parameters and outputs.
+
+    All see the same inputs. These are repeated along the axis: with inputs in common XLA would merge the first layers
+    into one product, then move its result and gradient into the stacked layout, which costs some 4 % of an update.
+    """
+    stacked = nn.vmap(
+        module, in_axes=0, out_axes=0, axis_size=size, variable_axes={"params": 0}, split_rngs={"params": True}
     )
+
+    class Ensemble(stacked):  # type: ignore[valid-type,misc]  # a class made at run time
+        def __call__(self, *inputs: jax.Array) -> jax.Array:
+            return super().__call__(*(jnp.broadcast_to(x, (size, *x.shape)) for x in inputs))
+
+    return Ensemble

@@ -28,10 +28,11 @@ from offrl.errors import UserError, nearest, run_command
 HERE = Path(__file__).parent
 EPISODES = 100
 EPISODES_FOR_LADDER = 20
-EXPERT_CANDIDATES = 5
+EPISODES_TO_SCREEN = 30  # snapshots that may become medium
+EXPERT_CANDIDATES = 3
 EXPERT_MARGIN = 0.02  # of snapshots as good as this without noise, the one that samples best makes the better data
-MEDIUM_CANDIDATES = 8
-MEDIUM_FINALISTS = 4
+MEDIUM_CANDIDATES = 6
+MEDIUM_FINALISTS = 3
 MEDIUM_RANGE = (1 / 3, 1 / 2)  # of the expert's normalised return
 LADDER = 8
 CURVE_ROWS = 150
@@ -120,8 +121,8 @@ class Choice:
             self.known[name, mean_actions, episodes] = returns
         return {name: self.known[name, mean_actions, episodes] for name in candidates}
 
-    def score_steps(self, steps: list[int], mean_actions: float) -> dict[int, np.ndarray]:
-        found = self.score({str(step): self.weights(step) for step in steps}, mean_actions)
+    def score_steps(self, steps: list[int], mean_actions: float, episodes: int | None = None) -> dict[int, np.ndarray]:
+        found = self.score({str(step): self.weights(step) for step in steps}, mean_actions, episodes)
         for step, returns in found.items():
             print(f"step {step}: {returns.mean():.1f} +- {returns.std():.1f}"
                   f"{' deterministic' if mean_actions else ' sampled'}", flush=True)  # fmt: skip
@@ -142,7 +143,7 @@ class Choice:
         )  # fmt: skip
         # in reacher uniform actions cost so much that doing nothing scores most of the way to the expert
         still = {key: np.zeros_like(array) for key, array in self.weights(best).items()}
-        idle = float(self.score({"idle": still}, 1.0)["idle"].mean())
+        idle = float(self.score({"idle": still}, 1.0, EPISODES_TO_SCREEN)["idle"].mean())
         self.idle = idle if self.reference.normalise(idle) > 10 else None
         self.floor = self.reference.random if self.idle is None else self.idle
         return best
@@ -162,10 +163,10 @@ class Choice:
             share = self.share_of_expert(returns.mean())
             return max(low - share, share - high, 0.0)
 
-        sampled = self.score_steps(near, 0.0)
+        sampled = self.score_steps(near, 0.0, EPISODES_TO_SCREEN)
         near = sorted(near, key=lambda step: distance(sampled[step]))  # stable: the first, where many fit
         near = near[:MEDIUM_FINALISTS]
-        without_noise = self.score_steps(near, 1.0)
+        without_noise = self.score_steps(near, 1.0, EPISODES_TO_SCREEN)
         off = {step: max(distance(sampled[step]), distance(without_noise[step])) for step in near}
         return min(near, key=lambda step: (max(off[step], 0.02), sampled[step].std()))  # 0.02: as good as within
 
@@ -267,8 +268,8 @@ def card(policies: Policies) -> str:
             f"The aim was an expert of at least {aim}: " + ("reached." if expert >= aim else "**not reached**.")
         )
     if metadata["trained_steps"] < 0.99 * metadata["planned_steps"]:
-        lines.append(f"**Provisional**: chosen after {metadata['trained_steps']:,} of {metadata['planned_steps']:,} "
-                     "planned training steps.")  # fmt: skip
+        done = f"{metadata['trained_steps']:,} of {metadata['planned_steps']:,} steps"
+        lines.append(f"Training was stopped after {done}; train_behaviour continues in its folder where that is kept.")
     ladder = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items())
     return f"""# {metadata["environment"]} ({metadata["env_id"]})
 

@@ -55,7 +55,7 @@ RECIPES = {
     "pendulum": Recipe("Pendulum-v1", 20_000, 64, evaluate_every=256, warm_up=1_000, updates_per_step=1.0,
                        reward_scale=0.1),
     "reacher": Recipe("Reacher-v5", 100_000, 64, evaluate_every=1_000, warm_up=2_000, updates_per_step=1.0),
-    "swimmer": Recipe("Swimmer-v5", 600_000, 128, discount=0.999, updates_per_step=0.5),
+    "swimmer": Recipe("Swimmer-v5", 250_000, 128, discount=0.999),
     "inverted_double_pendulum": Recipe("InvertedDoublePendulum-v5", 20_000, 64, evaluate_every=128, warm_up=2_000,
                                        updates_per_step=1.0, reward_scale=0.1),
 }  # fmt: skip

@@ -287,6 +287,7 @@ def test_choosing_policies_from_a_run(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(policies, "HERE", tmp_path)
     monkeypatch.setattr(policies, "EPISODES", 8)
+    monkeypatch.setattr(policies, "EPISODES_TO_SCREEN", 8)
     monkeypatch.setattr(policies, "EPISODES_FOR_LADDER", 2)
     monkeypatch.setattr(policies, "EXPERT_CANDIDATES", 2)
     (tmp_path / "policies").mkdir()

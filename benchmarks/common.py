@@ -1,0 +1,100 @@
+"""What the benchmarks share: the made-up dataset, the description of the machine, the interleaved rounds.
+
+Imports no jax: each benchmark first decides on how many cores and devices it runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from offrl.data.dataset import Transitions
+
+ROWS, OBSERVATION_DIM, ACTION_DIM = 100_000, 11, 3  # hopper's sizes; what is in the rows does not change the time
+
+
+def random_transitions(rows: int = ROWS) -> Transitions:
+    """Standard normal observations and rewards, actions in (-1, 1), one termination in a hundred steps."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return Transitions(
+        observations=normal(rows, OBSERVATION_DIM),
+        actions=np.tanh(normal(rows, ACTION_DIM)),
+        rewards=normal(rows),
+        next_observations=normal(rows, OBSERVATION_DIM),
+        terminations=(rng.random(rows) < 0.01).astype(np.float32),
+        next_actions=np.tanh(normal(rows, ACTION_DIM)),
+        next_action_known=np.ones(rows, np.float32),
+    )
+
+
+def one_core() -> None:
+    """Keep this process, and the threads that it starts, on one core."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def machine() -> dict[str, Any]:
+    """Where and when something was measured, JSON-able. The load tells how busy the machine was with other work."""
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "flax", "optax")},
+    }
+
+
+def interleave(timed: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each function returns, in `rounds` rounds of one call each: a disturbance of the machine hits all alike."""
+    values: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(rounds):
+        for name, function in timed.items():
+            values[name].append(function())
+    return values
+
+
+def median_ratio(numerators: list[float], denominators: list[float]) -> float:
+    """The median over rounds of the ratio within a round."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def report(title: str, columns: list[str], rows: list[list[str]], notes: list[str], result: dict, as_json: bool) -> None:
+    """A table for people or, where asked for, one JSON object for programs."""
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    console = Console()
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, markup=False)
+    described = result["machine"]
+    versions = ", ".join(f"{key} {described[key]}" for key in ("python", "jax", "jaxlib", "flax", "optax"))
+    console.print(
+        f"{described['cpu']}, {described['cores']} cores, load {described['load']}, {described['date']}; {versions}",
+        highlight=False,
+    )

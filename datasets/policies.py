@@ -267,6 +267,8 @@ def card(policies: Policies) -> str:
         lines.append(
             f"The aim was an expert of at least {aim}: " + ("reached." if expert >= aim else "**not reached**.")
         )
+    if ENVIRONMENTS[metadata["environment"]].reference is None:
+        lines.append("The reference is this expert itself: its 100 says nothing about how good a policy can be.")
     if metadata["trained_steps"] < 0.99 * metadata["planned_steps"]:
         done = f"{metadata['trained_steps']:,} of {metadata['planned_steps']:,} steps"
         lines.append(f"Training was stopped after {done}; train_behaviour continues in its folder where that is kept.")

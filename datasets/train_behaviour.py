@@ -133,9 +133,15 @@ def make_sac(observation_dim: int, action_dim: int, recipe: Recipe):
         actor_params = actor.init(key_actor, observations)
         critic_params = critics.init(key_critic, observations, actions)
         return TrainState(
-            actor_params, critic_params, jax.tree.map(jnp.copy, critic_params), jnp.zeros(()), optimiser.init(actor_params),
-            optimiser.init(critic_params), optimiser.init(jnp.zeros(())), jnp.zeros((), jnp.int32),
-        )  # fmt: skip
+            actor=actor_params,
+            critic=critic_params,
+            critic_target=jax.tree.map(jnp.copy, critic_params),
+            log_temperature=jnp.zeros(()),
+            actor_opt=optimiser.init(actor_params),
+            critic_opt=optimiser.init(critic_params),
+            temperature_opt=optimiser.init(jnp.zeros(())),
+            updates=jnp.zeros((), jnp.int32),
+        )
 
     def update_critic(key, state, batch):
         observations, actions, rewards, next_observations, terminations = batch

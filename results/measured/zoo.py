@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+
 from offrl.data.dataset import Reference
 from offrl.evaluate import read_returns
 from offrl.runs import Run

@@ -78,7 +78,9 @@ def median_ratio(numerators: list[float], denominators: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
-def report(title: str, columns: list[str], rows: list[list[str]], notes: list[str], result: dict, as_json: bool) -> None:
+def report(
+    title: str, columns: list[str], rows: list[list[str]], notes: list[str], result: dict, as_json: bool
+) -> None:
     """A table for people or, where asked for, one JSON object for programs."""
     if as_json:
         print(json.dumps(result, indent=2))

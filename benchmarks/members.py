@@ -29,6 +29,7 @@ devices.set_up()
 
 import offrl.algorithm
 from offrl.algorithm import Spec
+from offrl.errors import run_command
 from offrl.training import Population
 
 
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--algorithm", default="td3_bc", help="a name or a file; default %(default)s")
     parser.add_argument("--members", type=int, default=2, help="members, and processes; default %(default)s")
     parser.add_argument("--mappings", default="devices,vmap,map", help="with commas; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds, of which medians are taken; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds to take medians of; default %(default)s")
     parser.add_argument("--updates", type=int, default=100, help="updates per member and round; default %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -124,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

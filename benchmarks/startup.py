@@ -76,8 +76,8 @@ def first_update(algorithm: str, dataset: Path, cache: Path) -> tuple[float, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", default="iql", help="names or files, with commas; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds, of which medians are taken; default %(default)s")
+    parser.add_argument("--algorithms", default="iql", help="names or files; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds to take medians of; default %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
 

@@ -129,7 +129,6 @@ def main() -> None:
     torch.set_num_threads(1)
     data = Data()
     updates = {"td3_bc": td3_bc(data), "iql": iql(data)}
-    print(torch.__version__, flush=True)
     for line in sys.stdin:
         name, count = line.split()
         update = updates[name]

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ import numpy as np
 
 import offrl.algorithm
 from offrl.algorithm import Algorithm, Spec
+from offrl.errors import run_command
 from offrl.training import Population
 
 TORCH = Path(__file__).with_name("torch_updates.py")
@@ -118,32 +120,34 @@ def timed_product(rows: int, width: int) -> Callable[[], float]:
 
 def timed_torch(python: str, count: int) -> dict[str, Callable[[], float]] | str:
     """The same in torch, in a process of its own: functions by algorithm, or why there are none."""
-    process = subprocess.Popen(
-        [python, str(TORCH)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    version = process.stdout.readline().strip()
-    if not version:
-        reason = (process.stderr.read().strip().splitlines() or ["it ended at once"])[-1]
-        return f"torch is left out: {python}: {reason}"
+    has_torch = [python, "-c", "import torch"]
+    try:
+        check = subprocess.run(has_torch, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"torch is left out: {error}"
+    if check.returncode:
+        reason = check.stderr.strip().splitlines()[-1]
+        return f"torch is left out: {python}: {reason}; --torch-python PATH names an interpreter that has it"
+    process = subprocess.Popen([python, str(TORCH)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
 
     def run(name: str) -> float:
-        print(name, count, file=process.stdin, flush=True)
-        return count / float(process.stdout.readline())
+        print(name, count, file=requests, flush=True)
+        return count / float(answers.readline())
 
     functions: dict[str, Callable[[], float]] = {}
     for name in TORCH_ALGORITHMS:
-        functions[name] = lambda name=name: run(name)  # type: ignore[misc]
+        functions[name] = partial(run, name)
         run(name)
     return functions
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", default="bc,td3_bc,iql", help="names or files, with commas; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds, of which medians are taken; default %(default)s")
+    parser.add_argument("--algorithms", default="bc,td3_bc,iql", help="names or files; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds to take medians of; default %(default)s")
     parser.add_argument("--updates", type=int, default=100, help="updates per algorithm and round; default %(default)s")
     parser.add_argument("--torch", action="store_true", help="time updates written in torch beside them")
     parser.add_argument("--torch-python", metavar="PATH", help="the interpreter that has torch; default this one")
@@ -194,11 +198,11 @@ def main() -> None:
     if any(len(line) > len(columns) for line in lines):
         columns += ["torch updates/s", "times torch"]
     notes.append(
-        f"Bound: {rows}x{width}x{width} float32 products at {result['product_gflops']:.1f} GFLOP/s. One core, processor "
-        f"time; medians of {arguments.rounds} rounds of {arguments.updates} updates, batch {rows}, {common.ROWS:,} rows."
+        f"Bound: {rows}x{width}x{width} float32 products at {result['product_gflops']:.1f} GFLOP/s. One core, "
+        f"processor time; medians of {arguments.rounds} rounds of {arguments.updates} updates, batch {rows}."
     )
     common.report("Training speed", columns, lines, notes, result, arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

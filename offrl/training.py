@@ -27,7 +27,8 @@ def member_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def stack(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+    """Pytrees alike, leaf by leaf on a new axis 0; on the host, where no shape needs a compilation of its own."""
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
 def run_updates(
@@ -37,6 +38,7 @@ def run_updates(
 
     A member that has diverged before is left as it is; one that diverges keeps the state that it came with.
     """
+    update = jax.jit(update)  # traced once, not once here and once in the loop
     shapes = jax.eval_shape(update, key, state, dataset, config)[1]
     zeros = {name: jnp.zeros((), jnp.float32) for name in shapes}
 
@@ -90,7 +92,9 @@ class Population:
         self.keys = jax.device_put(stack([jax.random.key_data(key) for _, key in keys]), self.per_member)
         self.configs = jax.device_put(stack(configs), self.per_member)
         self.dataset = jax.device_put(dataset, NamedSharding(self.mesh, P()))
-        init = jax.jit(algorithm.init, static_argnums=2)
+        # run once: a full optimisation of the program, orthogonal initialisers above all, would take longest in a start
+        quickly = {"xla_backend_optimization_level": 1}
+        init = jax.jit(algorithm.init, static_argnums=2, compiler_options=quickly)
         states = [init(key, config, spec) for (key, _), config in zip(keys, configs, strict=True)]
         self.states = jax.device_put(stack(states), self.per_member)
         diverged_at = np.array([NEVER] * self.size + [0] * padding, np.int32)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pandas as pd
 
 import offrl.algorithm
@@ -17,7 +17,6 @@ from offrl.checkpoints import Checkpoints
 from offrl.configuration import member_configs
 from offrl.errors import UserError
 from offrl.policies import Policy
-from offrl.training import stack
 
 METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds"]
 
@@ -97,11 +96,10 @@ class Run:
     def saved_like(self) -> dict[str, Any]:
         """Shapes and dtypes of a checkpoint of this run."""
 
-        def make() -> dict[str, Any]:
-            states = [self.algorithm.init(jax.random.key(0), config, self.spec) for config in self.member_configs]
-            return {"states": stack(states), "diverged_at": jnp.zeros(len(states), jnp.int32)}
-
-        return jax.eval_shape(make)
+        config, members = self.member_configs[0], len(self.members)
+        state = jax.eval_shape(lambda: self.algorithm.init(jax.random.key(0), config, self.spec))
+        states = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((members, *leaf.shape), leaf.dtype), state)
+        return {"states": states, "diverged_at": jax.ShapeDtypeStruct((members,), np.int32)}
 
     def restore(self, step: int) -> Any:
         """States of all members at a checkpoint, stacked on axis 0 (numpy arrays).

@@ -1,10 +1,12 @@
 """Checkpoints of a run, by Orbax: `checkpoints/STEP/`, the states of all members stacked on axis 0.
 
 Orbax writes into a folder of another name and renames it when it is whole, so a killed run leaves no half checkpoint.
+It would read a changed byte without a word: a checksum of the arrays goes with them.
 """
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from offrl.errors import UserError
+
+
+def checksum(tree: Any) -> int:
+    """CRC-32 of the bytes of all leaves, in order."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        total = zlib.crc32(np.ascontiguousarray(leaf), total)
+    return total
 
 
 class Checkpoints:
@@ -28,7 +38,7 @@ class Checkpoints:
 
     def save(self, step: int, tree: Any) -> None:
         """Write in the background; `finish` or the next `save` waits for it."""
-        self.checkpointer.save(self.folder / str(step), tree, force=True)
+        self.checkpointer.save(self.folder / str(step), tree, force=True, custom_metadata={"crc32": checksum(tree)})
 
     def finish(self) -> None:
         self.checkpointer.wait_until_finished()
@@ -45,7 +55,11 @@ class Checkpoints:
         path = self.folder / str(step)
         like = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
         try:
-            return self.checkpointer.restore(path, like)
+            tree = self.checkpointer.restore(path, like)
+            expected = (self.checkpointer.metadata(path).custom_metadata or {}).get("crc32")
+            if expected is not None and expected != checksum(tree):
+                raise ValueError("its content has changed since it was written")
+            return tree
         except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(

@@ -69,7 +69,8 @@ def make(env_id: str, env_kwargs: Mapping[str, Any]) -> Any:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except (gymnasium.error.Error, ImportError, TypeError, AssertionError) as error:
         message = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"env={env_id}: cannot be made with {dict(env_kwargs)}: {message}") from error
+        given = f" with {dict(env_kwargs)}" if env_kwargs else ""
+        raise UserError(f"env={env_id}: cannot be made{given}: {message}") from error
 
 
 def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:

@@ -318,7 +318,7 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
                 f"{new_print}: the data changed; resume=false begins again"
             )
         return run
-    ours = (path / "metrics.csv").exists()  # a run that is replaced, or was killed before run.json stood
+    ours = any(path.glob("metrics.csv*"))  # a run that is replaced, or was killed before run.json stood
     if path.exists() and not ours and any(path.iterdir()):
         raise UserError(f"run_dir={path}: holds files that are not of a run; choose an empty or a new folder")
     path.mkdir(parents=True, exist_ok=True)

@@ -159,7 +159,7 @@ def member_seeds(seed: Any, seeds: Any) -> list[int]:
 
 def tuned_values(algorithm: str, dataset: str) -> tuple[dict[str, Any], str]:
     """Published options for a dataset that differ from the defaults, by dotted name, and their source."""
-    file = importlib.resources.files("offrl.configs") / "tuned" / f"{algorithm}.yaml"
+    file = importlib.resources.files("offrl.configs") / "published" / f"{algorithm}.yaml"
     if file.is_file():
         for entry in yaml.safe_load(file.read_text()):
             if any(fnmatch.fnmatch(dataset, pattern) for pattern in entry["datasets"]):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import absl.logging
 import jax
 import numpy as np
 import pandas as pd
@@ -49,6 +50,8 @@ def command(monkeypatch, capsys, tmp_path):
     def call(*arguments: str) -> tuple[int, str, list[str]]:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["offrl.train", *arguments])
+        # Hydra resets logging, at which absl closes its stream where that is not the present stderr: pytest's own
+        monkeypatch.setattr(absl.logging.get_absl_handler().python_handler, "stream", sys.stderr)
         status = 0
         try:
             train.main()
@@ -67,7 +70,7 @@ def run(command, log, tmp_path):
     def call(*arguments: str, run_dir: str = "run") -> Run:
         toy = () if any(argument.startswith("algo=") for argument in arguments) else (LINEAR,)
         status, _, err = command(*toy, log, *SHORT, *arguments, f"run_dir={tmp_path / run_dir}")
-        assert status == 0, err
+        assert status == 0, "\n".join(err)
         return Run.open(tmp_path / run_dir)
 
     return call
@@ -228,7 +231,7 @@ def test_published_values_replace_defaults_and_not_what_the_user_chose(command, 
 
     def options(*arguments: str) -> tuple[float, int]:
         status, _, err = command(LINEAR, log, *SHORT, *arguments)
-        assert status == 0, err
+        assert status == 0, "\n".join(err)
         used = yaml.safe_load(
             max(Path.cwd().glob("runs/*/*/config.yaml"), key=lambda file: file.stat().st_mtime).read_text()
         )
@@ -240,7 +243,7 @@ def test_published_values_replace_defaults_and_not_what_the_user_chose(command, 
 
 
 def test_every_published_value_is_an_option_of_its_algorithm():
-    for file in (ROOT / "configs" / "tuned").glob("*.yaml"):
+    for file in (ROOT / "configs" / "published").glob("*.yaml"):
         defaults = configuration.option_defaults(algorithm.load(file.stem))
         for entry in yaml.safe_load(file.read_text()):
             options = json.loads(json.dumps(defaults))
@@ -260,7 +263,7 @@ def test_help_lists_choices_and_every_option_with_its_meaning(command):
     for name, field in algorithm.load("td3_bc").options().items():
         assert f"algo.{name}" in out
         if name != "preprocessing":
-            assert field.metadata["help"].split(";")[0][:30] in out
+            assert " ".join(field.metadata["help"].split()[:2]) in out
     for word in ("algo.preprocessing.observations", "hopper", "smoke", "1000000", "dataset", "seeds", "run_dir"):
         assert word in out
 

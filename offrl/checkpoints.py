@@ -21,7 +21,7 @@ def checksum(tree: Any) -> int:
     """CRC-32 of the bytes of all leaves, in order."""
     total = 0
     for leaf in jax.tree.leaves(tree):
-        total = zlib.crc32(np.ascontiguousarray(leaf), total)
+        total = zlib.crc32(np.ascontiguousarray(leaf).data, total)
     return total
 
 

@@ -150,7 +150,7 @@ def test_bad_names_answer_in_one_line(name, message):
 
 
 def test_an_unknown_environment_is_answered_with_the_nearest(tmp_path):
-    with pytest.raises(UserError, match="env=Hoper-v5: cannot be made: .* Did you mean: `Hopper`"):
+    with pytest.raises(UserError, match=r"env=Hoper-v5: cannot be made: .* Did you mean: `Hopper`"):
         load(save(tmp_path, log()), env_id="Hoper-v5")
 
 

@@ -19,7 +19,7 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import MLP, Critic, ensemble
+from offrl.networks import MLP, Critic, ensemble, gaussian_log_prob
 from offrl.policies import Policy
 from offrl.updates import adam_init, adam_step, copy, sample_batch
 
@@ -74,11 +74,6 @@ class GaussianActor(nn.Module):
         network = MLP(self.hidden_dims, self.action_dim, KERNEL_INIT, dropout=self.dropout)
         log_std = self.param("log_std", nn.initializers.zeros, (self.action_dim,))
         return jnp.tanh(network(observations, deterministic)), jnp.clip(log_std, *LOG_STD_RANGE)
-
-
-def gaussian_log_prob(mean: jax.Array, log_std: jax.Array, actions: jax.Array) -> jax.Array:
-    standardised = (actions - mean) / jnp.exp(log_std)
-    return (-0.5 * standardised**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)).sum(-1)
 
 
 def actor_network(config: Config, action_dim: int) -> GaussianActor:

@@ -17,15 +17,21 @@ Initializer = Callable[..., jax.Array]
 torch_kernel_init: Initializer = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-def torch_bias_init(fan_in: int) -> Initializer:
-    bound = fan_in**-0.5
+def uniform_init(bound: float) -> Initializer:
+    """Uniform from +-bound."""
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def torch_bias_init(fan_in: int) -> Initializer:
+    return uniform_init(fan_in**-0.5)
 
 
 class MLP(nn.Module):
     """ReLU layers of the given widths and a linear output.
 
-    `kernel_init` None means torch's default for weights and biases; an initializer means zero biases, as flax does.
+    `kernel_init` None means torch's default for weights and biases; an initializer means zero biases, as flax does,
+    unless `bias_init` says otherwise. `output_init` is for the weights of the last layer, and for its biases too where
+    `bias_init` is given.
     Layer normalisation, where asked for, follows the activation. Dropout needs `rngs={"dropout": key}` where it is not
     deterministic.
     """
@@ -34,36 +40,101 @@ class MLP(nn.Module):
     output_dim: int
     kernel_init: Initializer | None = None
     output_init: Initializer | None = None
+    bias_init: Initializer | None = None
     layer_norm: bool = False
     dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
         for width in self.hidden_dims:
-            x = nn.relu(self.dense(width, x, self.kernel_init))
+            x = nn.relu(self.dense(width, x, self.kernel_init, self.bias_init))
             if self.layer_norm:
                 x = nn.LayerNorm()(x)
             if self.dropout > 0:
                 x = nn.Dropout(self.dropout, deterministic=deterministic)(x)
-        return self.dense(self.output_dim, x, self.output_init or self.kernel_init)
+        bias_init = self.output_init if self.bias_init else None
+        return self.dense(self.output_dim, x, self.output_init or self.kernel_init, bias_init)
 
-    def dense(self, width: int, x: jax.Array, kernel_init: Initializer | None) -> jax.Array:
+    def dense(
+        self, width: int, x: jax.Array, kernel_init: Initializer | None, bias_init: Initializer | None
+    ) -> jax.Array:
         if kernel_init is None:
-            layer = nn.Dense(width, kernel_init=torch_kernel_init, bias_init=torch_bias_init(x.shape[-1]))
+            layer = nn.Dense(width, kernel_init=torch_kernel_init, bias_init=bias_init or torch_bias_init(x.shape[-1]))
         else:
-            layer = nn.Dense(width, kernel_init=kernel_init)
+            layer = nn.Dense(width, kernel_init=kernel_init, bias_init=bias_init or nn.initializers.zeros)
         return layer(x)
 
 
 class DeterministicActor(nn.Module):
-    """tanh of an MLP's output: actions [..., action_dim]."""
+    """tanh of an MLP's output: actions [..., action_dim]. Initializers and layer normalisation as in `MLP`."""
 
     hidden_dims: tuple[int, ...]
     action_dim: int
+    output_init: Initializer | None = None
+    bias_init: Initializer | None = None
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observations: jax.Array) -> jax.Array:
-        return jnp.tanh(MLP(self.hidden_dims, self.action_dim)(observations))
+        network = MLP(
+            self.hidden_dims,
+            self.action_dim,
+            output_init=self.output_init,
+            bias_init=self.bias_init,
+            layer_norm=self.layer_norm,
+        )
+        return jnp.tanh(network(observations))
+
+
+class TanhGaussianActor(nn.Module):
+    """Mean and log standard deviation, each [..., action_dim], of a Gaussian whose tanh is the action.
+
+    Both depend on the observation. Initializers and layer normalisation as in `MLP`.
+    """
+
+    hidden_dims: tuple[int, ...]
+    action_dim: int
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    kernel_init: Initializer | None = None
+    output_init: Initializer | None = None
+    bias_init: Initializer | None = None
+    layer_norm: bool = False
+
+    @nn.compact
+    def __call__(self, observations: jax.Array) -> tuple[jax.Array, jax.Array]:
+        network = MLP(
+            self.hidden_dims,
+            2 * self.action_dim,
+            self.kernel_init,
+            self.output_init,
+            self.bias_init,
+            self.layer_norm,
+        )
+        mean, log_std = jnp.split(network(observations), 2, -1)
+        return mean, jnp.clip(log_std, *self.log_std_range)
+
+
+def gaussian_log_prob(mean: jax.Array, log_std: jax.Array, x: jax.Array) -> jax.Array:
+    """Log-density of a Gaussian with independent dimensions, [...]."""
+    standardised = (x - mean) / jnp.exp(log_std)
+    return (-0.5 * standardised**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)).sum(-1)
+
+
+def tanh_log_jacobian(x: jax.Array) -> jax.Array:
+    """log |d tanh(x) / dx| summed over the last axis, exact where 1 - tanh(x)^2 underflows."""
+    return (2 * (jnp.log(2.0) - x - jax.nn.softplus(-2 * x))).sum(-1)
+
+
+def tanh_gaussian_sample(key: jax.Array, mean: jax.Array, log_std: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Actions [..., action_dim] in (-1, 1), reparameterised, and their log-densities [...]."""
+    x = mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+    return jnp.tanh(x), gaussian_log_prob(mean, log_std, x) - tanh_log_jacobian(x)
+
+
+def tanh_gaussian_log_prob(mean: jax.Array, log_std: jax.Array, actions: jax.Array) -> jax.Array:
+    """Log-densities [...] of given actions; those on the bounds count as 1e-6 inside."""
+    x = jnp.arctanh(jnp.clip(actions, -1 + 1e-6, 1 - 1e-6))
+    return gaussian_log_prob(mean, log_std, x) - tanh_log_jacobian(x)
 
 
 class Critic(nn.Module):
@@ -72,11 +143,16 @@ class Critic(nn.Module):
     hidden_dims: tuple[int, ...]
     kernel_init: Initializer | None = None
     layer_norm: bool = False
+    output_init: Initializer | None = None
+    bias_init: Initializer | None = None
 
     @nn.compact
     def __call__(self, observations: jax.Array, actions: jax.Array) -> jax.Array:
         inputs = jnp.concatenate([observations, actions], -1)
-        return MLP(self.hidden_dims, 1, self.kernel_init, layer_norm=self.layer_norm)(inputs).squeeze(-1)
+        network = MLP(
+            self.hidden_dims, 1, self.kernel_init, self.output_init, self.bias_init, layer_norm=self.layer_norm
+        )
+        return network(inputs).squeeze(-1)
 
 
 def ensemble(module: type[nn.Module], size: int) -> type[nn.Module]:

@@ -61,15 +61,22 @@ class Spec(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One stage of training: an update function, made `updates` times (None: as often as the protocol says).
+    """One stage of training: an update function, made `updates` times.
 
+    `updates` None is as often as the protocol says; a function gets that number and returns how often.
     `begin(key, state, dataset, config) -> State`, where given, runs once as the phase starts.
     """
 
     name: str
     update: Update
-    updates: int | None = None
+    updates: int | Callable[[int], int] | None = None
     begin: Callable[[jax.Array, State, Any, Any], State] | None = None
+
+    def length(self, protocol_updates: int) -> int:
+        """How many updates the phase makes under a protocol of so many."""
+        if self.updates is None:
+            return protocol_updates
+        return self.updates(protocol_updates) if callable(self.updates) else self.updates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def schedule(phases: tuple[Phase, ...], protocol: dict[str, Any]) -> list[tuple[
     """(phase, first step, updates, checkpoint after it?) of every stretch between two reports, over the whole run."""
     stretches, start = [], 0
     for phase in phases:
-        end = start + (protocol["updates"] if phase.updates is None else phase.updates)
+        end = start + phase.length(protocol["updates"])
         step = start
         while step < end:
             stop = min(

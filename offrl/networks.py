@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 Initializer = Callable[..., jax.Array]
+Activation = Callable[[jax.Array], jax.Array]
 
 # torch's nn.Linear draws weights and biases uniformly from +-1/sqrt(fan_in); papers written in torch inherit it
 torch_kernel_init: Initializer = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -27,7 +28,7 @@ def torch_bias_init(fan_in: int) -> Initializer:
 
 
 class MLP(nn.Module):
-    """ReLU layers of the given widths and a linear output.
+    """Layers of the given widths, ReLU unless `activation` is another, and a linear output.
 
     `kernel_init` None means torch's default for weights and biases; an initializer means zero biases, as flax does,
     unless `bias_init` says otherwise. `output_init` is for the weights of the last layer, and for its biases too where
@@ -43,11 +44,12 @@ class MLP(nn.Module):
     bias_init: Initializer | None = None
     layer_norm: bool = False
     dropout: float = 0.0
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
         for width in self.hidden_dims:
-            x = nn.relu(self.dense(width, x, self.kernel_init, self.bias_init))
+            x = self.activation(self.dense(width, x, self.kernel_init, self.bias_init))
             if self.layer_norm:
                 x = nn.LayerNorm()(x)
             if self.dropout > 0:
@@ -145,12 +147,19 @@ class Critic(nn.Module):
     layer_norm: bool = False
     output_init: Initializer | None = None
     bias_init: Initializer | None = None
+    activation: Activation = nn.relu
 
     @nn.compact
     def __call__(self, observations: jax.Array, actions: jax.Array) -> jax.Array:
         inputs = jnp.concatenate([observations, actions], -1)
         network = MLP(
-            self.hidden_dims, 1, self.kernel_init, self.output_init, self.bias_init, layer_norm=self.layer_norm
+            self.hidden_dims,
+            1,
+            self.kernel_init,
+            self.output_init,
+            self.bias_init,
+            self.layer_norm,
+            activation=self.activation,
         )
         return network(inputs).squeeze(-1)
 

@@ -54,6 +54,12 @@ def test_rewards_by_standard_deviation_keep_their_mean():
     np.testing.assert_allclose(data.transitions().rewards, make().rewards[:8] / make().rewards.std(), rtol=1e-6)
 
 
+def test_the_z_score_of_rewards_takes_their_mean_away_too():
+    data, rewards = preprocess(make(), Preprocessing(rewards="z_score")), make().rewards.astype(float)
+    expected = (rewards[:8] - rewards.mean()) / rewards.std()
+    np.testing.assert_allclose(data.transitions().rewards, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_margin_keeps_actions_off_the_border_and_actions_come_back():
     raw = replace(make(), actions=np.linspace(-2, 2, 9, dtype=np.float32)[:, None])
     data = preprocess(raw, Preprocessing(action_margin=1e-2))

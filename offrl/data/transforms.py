@@ -25,7 +25,7 @@ REWARD_STD = "rewards by standard deviation"
 SCALE_SHIFT = "reward scale and shift"
 
 ObservationChoice = Literal["none", "standardize"]
-RewardChoice = Literal["none", "return_range", "standardize"]
+RewardChoice = Literal["none", "return_range", "standardize", "z_score"]
 
 
 def _option(default: Any, help: str) -> Any:
@@ -39,14 +39,17 @@ class Preprocessing:
     observations: "none" | "standardize": (x - mean) / (std + observation_epsilon), over the observations that have an
       action (the one after an episode's last action is transformed but not counted), as in TD3+BC.
     rewards: "none" | "return_range": r * 1000 / (largest - smallest undiscounted episode return), as in IQL;
-      "standardize": r / standard deviation of all rewards (the mean stays, so that the sign of a reward does).
+      "standardize": r / standard deviation of all rewards (the mean stays, so that the sign of a reward does);
+      "z_score": (r - mean) / standard deviation, as EDAC does on Adroit.
     reward_scale, reward_shift: r * reward_scale + reward_shift, after the above (AntMaze in IQL: shift -1).
     action_margin: unit-box actions are clipped to +-(1 - action_margin) (IQL: 1e-5).
     """
 
     observations: ObservationChoice = _option("none", "none, or standardize: (x - mean) / (std + observation_epsilon)")
     observation_epsilon: float = _option(1e-3, "added to that standard deviation")
-    rewards: RewardChoice = _option("none", "none, return_range: * 1000 / (max - min return), standardize: / their std")
+    rewards: RewardChoice = _option(
+        "none", "none, return_range: 1000 r / (max - min return), standardize: r / std, z_score"
+    )
     reward_scale: float = _option(1.0, "rewards are multiplied by it, after that")
     reward_shift: float = _option(0.0, "and this is added")
     action_margin: float = _option(0.0, "actions are clipped to +-(1 - this), in the unit box")
@@ -85,13 +88,17 @@ def preprocess(train: Dataset, preprocessing: Preprocessing) -> Dataset:
                 f"have the return {low:g}; use rewards=none or standardize"
             )
         transforms.append({"name": RETURN_RANGE, "smallest": low, "largest": high, "factor": 1000.0 / (high - low)})
-    elif preprocessing.rewards == "standardize":
-        std = float(train.rewards.astype(np.float64).std())
+    elif preprocessing.rewards in ("standardize", "z_score"):
+        mean, std = (float(statistic(train.rewards.astype(np.float64))) for statistic in (np.mean, np.std))
         if std == 0:
             raise UserError(
-                f"preprocessing: rewards=standardize, but the reward of {train.name} is constant; use rewards=none"
+                f"preprocessing: rewards={preprocessing.rewards}, but the reward of {train.name} is constant; "
+                "use rewards=none"
             )
-        transforms.append({"name": REWARD_STD, "std": std, "factor": 1.0 / std})
+        if preprocessing.rewards == "standardize":
+            transforms.append({"name": REWARD_STD, "std": std, "factor": 1.0 / std})
+        else:
+            transforms.append({"name": SCALE_SHIFT, "scale": 1.0 / std, "shift": -mean / std})
     if preprocessing.reward_scale != 1.0 or preprocessing.reward_shift != 0.0:
         transforms.append(
             {

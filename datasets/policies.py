@@ -3,9 +3,9 @@
     python -m offrl.datasets.policies hopper RUN_DIR
 
 RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are an expert (the best of the top snapshots
-over 100 episodes without noise; of near equals, the best when sampled), a medium (of the first snapshots at a third to
+over 100 episodes without noise; of near equals, the best when sampled), a medium (of the last snapshots at a third to
 a half of the expert's normalised return, the one with the least spread) and a ladder of snapshots from the start of
-training up to medium. Their weights go to policies/ENV.npz in half precision (what is scored is what ships), the
+training up to medium. The last ones, because a run that falls back and recovers leaves the richer replay buffer behind. Their weights go to policies/ENV.npz in half precision (what is scored is what ships), the
 thinned training curve to policies/ENV_curve.csv, and what each of them scores to cards/ENV.md.
 """
 
@@ -27,14 +27,14 @@ from offrl.errors import UserError, nearest, run_command
 
 HERE = Path(__file__).parent
 EPISODES = 100
-EPISODES_FOR_LADDER = 20
+EPISODES_FOR_LADDER = 10
 EPISODES_TO_SCREEN = 30  # snapshots that may become medium
 EXPERT_CANDIDATES = 3
 EXPERT_MARGIN = 0.02  # of snapshots as good as this without noise, the one that samples best makes the better data
 MEDIUM_CANDIDATES = 6
 MEDIUM_FINALISTS = 3
 MEDIUM_RANGE = (1 / 3, 1 / 2)  # of the expert's normalised return
-LADDER = 8
+LADDER = 16
 CURVE_ROWS = 150
 AIMS = {"hopper": 90, "walker2d": 80, "halfcheetah": 80}  # normalised return of the expert
 SEED = 7  # of the episodes that score policies; datasets have another
@@ -154,7 +154,7 @@ class Choice:
     def medium(self) -> int:
         low, high = MEDIUM_RANGE
         shares = self.share_of_expert(self.curve.return_mean)
-        near = self.curve.index[(shares > 0.85 * low) & (shares < 1.15 * high)].tolist()[:MEDIUM_CANDIDATES]
+        near = self.curve.index[(shares > 0.85 * low) & (shares < 1.15 * high)].tolist()[-MEDIUM_CANDIDATES:]
         if not near:
             raise UserError(f"{self.run}: no snapshot is at a third to a half of the expert; evaluate more often")
 
@@ -164,7 +164,7 @@ class Choice:
             return max(low - share, share - high, 0.0)
 
         sampled = self.score_steps(near, 0.0, EPISODES_TO_SCREEN)
-        near = sorted(near, key=lambda step: distance(sampled[step]))  # stable: the first, where many fit
+        near = sorted(reversed(near), key=lambda step: distance(sampled[step]))  # stable: the last, where many fit
         near = near[:MEDIUM_FINALISTS]
         without_noise = self.score_steps(near, 1.0, EPISODES_TO_SCREEN)
         off = {step: max(distance(sampled[step]), distance(without_noise[step])) for step in near}

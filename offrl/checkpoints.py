@@ -40,6 +40,10 @@ class Checkpoints:
         """Write in the background; `finish` or the next `save` waits for it."""
         self.checkpointer.save(self.folder / str(step), tree, force=True, custom_metadata={"crc32": checksum(tree)})
 
+    def checksum(self, step: int) -> int | None:
+        """CRC-32 of the arrays saved at `step`, as written down with them."""
+        return (self.checkpointer.metadata(self.folder / str(step)).custom_metadata or {}).get("crc32")
+
     def finish(self) -> None:
         self.checkpointer.wait_until_finished()
 
@@ -56,7 +60,7 @@ class Checkpoints:
         like = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
         try:
             tree = self.checkpointer.restore(path, like)
-            expected = (self.checkpointer.metadata(path).custom_metadata or {}).get("crc32")
+            expected = self.checksum(step)
             if expected is not None and expected != checksum(tree):
                 raise ValueError("its content has changed since it was written")
             return tree

@@ -158,6 +158,7 @@ def describe(
         "train_episodes": train.episodes,
         "env_id": env_id,
         "env_kwargs": env_kwargs,
+        "time_limit": dataset.time_limit,
         "reference": None
         if reference is None
         else {"random": reference.random, "expert": reference.expert, "source": reference.source},

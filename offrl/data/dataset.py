@@ -225,13 +225,18 @@ class Dataset:
 
         The episodes of each part stay in the order of the source.
         """
+        train, validation = self.split_indices(validation_fraction, seed)
+        return self.select_episodes(train), self.select_episodes(validation)
+
+    def split_indices(self, validation_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The episodes of each part of `split`, ascending."""
         if not 0 < validation_fraction < 1:
             raise UserError(f"validation_fraction={validation_fraction} must be between 0 and 1")
         if self.episodes < 2:
             raise UserError(f"{self.name} has one episode, which cannot be split into training and validation data")
         held_out = min(max(1, round(validation_fraction * self.episodes)), self.episodes - 1)
         order = np.random.default_rng(seed).permutation(self.episodes)
-        return self.select_episodes(np.sort(order[held_out:])), self.select_episodes(np.sort(order[:held_out]))
+        return np.sort(order[held_out:]), np.sort(order[:held_out])
 
     def top_fraction(self, fraction: float, discount: float = 1.0) -> Dataset:
         """The best `fraction` of the episodes (at least one) by discounted raw return; ties go to the earlier."""

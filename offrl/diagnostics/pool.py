@@ -1,0 +1,344 @@
+"""The pool: every (member, checkpoint) of runs on one dataset, and what each of them would do on logged states.
+
+Nothing here opens an environment or the oracle table. What a candidate is asked for is plain arrays, so a diagnostic
+does not know which algorithm it looks at.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from offrl.algorithm import Algorithm, Spec
+from offrl.data.dataset import Dataset
+from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
+from offrl.errors import UserError
+from offrl.runs import Run
+
+CHUNK = 8192
+"""Rows per call of a policy: one compiled program per algorithm, whatever the number of rows."""
+RESAMPLES = 200
+STATES_IN_MEMORY = 2_000_000_000
+"""Bytes of restored checkpoints kept."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One policy to choose from."""
+
+    run: Run
+    member: int
+    step: int
+    training_step: int
+    """Position among the checkpoints of its run, from 0."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.path.name}/{self.member}/{self.step}"
+
+    @property
+    def config(self) -> Any:
+        return self.run.member_configs[self.member]
+
+    @property
+    def discount(self) -> float | None:
+        """The discount of its critic, None for an algorithm that has none."""
+        discount = getattr(self.config, "discount", None)
+        return None if discount is None else float(discount)
+
+    @property
+    def diverged(self) -> bool:
+        diverged_at = self.run.members[self.member]["diverged_at"]
+        return diverged_at is not None and self.step >= diverged_at
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Transitions of whole or thinned episodes, raw but for actions, which are in [-1, 1]. `n` rows."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    next_observations: np.ndarray
+    terminations: np.ndarray
+    """float32, 1 where the episode truly ended."""
+    next_actions: np.ndarray
+    next_action_known: np.ndarray
+    episodes: np.ndarray
+    """int [n]: index of the row's episode in the whole dataset."""
+    timesteps: np.ndarray
+    steps: np.ndarray
+    """int [n]: index of the row in the whole dataset."""
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def take(self, rows: np.ndarray) -> Rows:
+        return Rows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+@partial(jax.jit, static_argnames=("algorithm", "spec"))
+def _act(algorithm: Algorithm, spec: Spec, config: Any, state: Any, observations: jax.Array) -> jax.Array:
+    return algorithm.policy(config, spec).act(state, observations)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "spec"))
+def _q_values(
+    algorithm: Algorithm, spec: Spec, config: Any, state: Any, observations: jax.Array, actions: jax.Array
+) -> jax.Array:
+    q_values = algorithm.policy(config, spec).q_values
+    assert q_values is not None
+    return q_values(state, observations, actions)
+
+
+class Pool:
+    """Candidates on one dataset. Open one with `Pool.open`.
+
+    Args:
+        held_out: bool [episodes], the episodes that no run has trained on.
+        rows: at most so many transitions of each split are looked at.
+    """
+
+    def __init__(self, dataset: Dataset, candidates: Sequence[Candidate], held_out: np.ndarray, rows: int, seed: int):
+        self.dataset, self.candidates, self.held_out = dataset, list(candidates), held_out
+        self.rows, self.seed = rows, seed
+        self._states: OrderedDict[tuple[Path, int], Any] = OrderedDict()
+        self._actions: dict[str, np.ndarray] = {}
+
+    @classmethod
+    def open(
+        cls,
+        paths: Sequence[str | Path],
+        checkpoints: int | None = None,
+        rows: int = 20_000,
+        seed: int = 0,
+    ) -> Pool:
+        """The pool of some runs.
+
+        Args:
+            checkpoints: at most so many per member, evenly spread, the last among them; None takes all.
+
+        Raises:
+            UserError: no runs, runs on different data, or data that have changed since.
+        """
+        runs = [Run.open(path) for path in paths]
+        if not runs:
+            raise UserError("no run given; give one or more folders that offrl.train made")
+        if len({run.path.resolve() for run in runs}) < len(runs):
+            raise UserError("a run is given twice; give each folder once")
+        prints = {run.info["dataset"]["fingerprint"]: run for run in runs}
+        if len(prints) > 1:
+            first, second, *_ = (f"{run.path} ({run.info['dataset']['name']}, {p})" for p, run in prints.items())
+            raise UserError(f"runs on different data: {first} and {second}; select among runs on one dataset")
+        dataset = load_dataset(runs[0])
+        held_out = np.ones(dataset.episodes, bool)
+        for run in runs:
+            held_out &= held_out_episodes(run, dataset)
+        candidates = []
+        for run in runs:
+            steps = run.checkpoints()
+            if not steps:
+                raise UserError(f"{run.path}: no checkpoint yet; train it first, or leave it out")
+            if checkpoints is not None and len(steps) > checkpoints:
+                chosen = np.linspace(len(steps), 0, checkpoints, endpoint=False).round().astype(int)[::-1] - 1
+                steps = [steps[i] for i in np.unique(chosen)]
+            for member in range(len(run.members)):
+                candidates += [Candidate(run, member, step, i) for i, step in enumerate(steps)]
+        return cls(dataset, candidates, held_out, rows, seed)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Pool:
+        """The same data, fewer candidates."""
+        pool = Pool(self.dataset, [self.candidates[i] for i in indices], self.held_out, self.rows, self.seed)
+        pool._states = self._states
+        pool._actions = {name: actions[np.asarray(indices)] for name, actions in self._actions.items()}
+        for name in ("train", "validation", "episode_weights"):  # the same for any choice of candidates
+            if name in self.__dict__:
+                pool.__dict__[name] = self.__dict__[name]
+        return pool
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per candidate: candidate, run, algorithm, setting, member, seed, step, dataset, fingerprint."""
+        rows = []
+        for candidate in self.candidates:
+            run, member = candidate.run, candidate.run.members[candidate.member]
+            values = ", ".join(f"{name}={value}" for name, value in sorted(member["values"].items()))
+            rows.append(
+                {
+                    "candidate": candidate.name,
+                    "run": str(run.path),
+                    "algorithm": run.info["algorithm"]["name"],
+                    "setting": values,
+                    "member": candidate.member,
+                    "seed": member["seed"],
+                    "step": candidate.step,
+                    "dataset": run.info["dataset"]["name"],
+                    "fingerprint": run.info["dataset"]["fingerprint"],
+                }
+            )
+        return pd.DataFrame(rows)
+
+    # Data
+
+    @cached_property
+    def train(self) -> Rows:
+        """Rows of the episodes that some run has trained on."""
+        return self._rows(~self.held_out)
+
+    @cached_property
+    def validation(self) -> Rows | None:
+        """Rows of held-out episodes; None where the runs have left none out."""
+        return self._rows(self.held_out) if self.held_out.any() else None
+
+    def _rows(self, episodes: np.ndarray) -> Rows:
+        dataset = self.dataset
+        steps = dataset.transition_rows
+        steps = steps[episodes[dataset.episode_of_step[steps]]]
+        if len(steps) > self.rows:
+            random = np.random.default_rng(self.seed)
+            steps = np.sort(random.choice(steps, self.rows, replace=False))
+        actions = actions_to_unit_box(dataset.transforms, dataset.actions)
+        known = np.ones(dataset.steps, np.float32)
+        known[dataset.ends] = 0.0
+        following = np.minimum(steps + 1, dataset.steps - 1)
+        rows = dataset.observation_rows[steps]
+        return Rows(
+            observations=dataset.observations[rows],
+            actions=actions[steps],
+            rewards=dataset.rewards[steps],
+            next_observations=dataset.observations[rows + 1],
+            terminations=dataset.terminations[steps].astype(np.float32),
+            next_actions=actions[following] * known[steps][:, None],
+            next_action_known=known[steps],
+            episodes=dataset.episode_of_step[steps],
+            timesteps=dataset.timesteps[steps],
+            steps=steps,
+        )
+
+    @cached_property
+    def initial_observations(self) -> np.ndarray:
+        """The first observation of every episode of the dataset, [episodes, observation_dim]."""
+        return self.dataset.observations[self.dataset.observation_rows[self.dataset.starts]]
+
+    @cached_property
+    def episode_weights(self) -> np.ndarray:
+        """How often each episode of the dataset occurs in each bootstrap sample, float32 [RESAMPLES, episodes].
+
+        One draw for all diagnostics: what they say of one candidate, and of two, is resampled together.
+        """
+        episodes = self.dataset.episodes
+        random = np.random.default_rng(self.seed)
+        return random.multinomial(episodes, np.full(episodes, 1 / episodes), RESAMPLES).astype(np.float32)
+
+    def rewards_of(self, candidate: Candidate, rewards: np.ndarray) -> np.ndarray:
+        """Raw rewards in the units that the candidate's critic was trained in."""
+        return transform_rewards(candidate.run.info["dataset"]["transforms"], rewards)
+
+    # Candidates
+
+    def state(self, candidate: Candidate) -> Any:
+        """The state of one candidate (numpy arrays)."""
+        key = (candidate.run.path, candidate.step)
+        if key not in self._states:
+            self._states[key] = candidate.run.restore(candidate.step)
+            sizes = {k: sum(leaf.nbytes for leaf in jax.tree.leaves(s)) for k, s in self._states.items()}
+            while len(self._states) > 1 and sum(sizes[k] for k in self._states) > STATES_IN_MEMORY:
+                self._states.popitem(last=False)
+        return jax.tree.map(lambda leaf: leaf[candidate.member], self._states[key])
+
+    def act(self, candidate: Candidate, observations: np.ndarray) -> np.ndarray:
+        """Actions [n, action_dim] in [-1, 1] of one candidate at raw observations [n, observation_dim]."""
+        run, state = candidate.run, self.state(candidate)
+        seen = transform_observations(run.info["dataset"]["transforms"], observations)
+        program = partial(_act, run.algorithm, run.spec, candidate.config, state)
+        return np.clip(in_chunks(program, seen), -1.0, 1.0)
+
+    def q(self, candidate: Candidate, observations: np.ndarray, actions: np.ndarray) -> np.ndarray | None:
+        """The candidate's own critics [critics, n] at raw observations and actions in [-1, 1]; None without critics."""
+        run, state = candidate.run, self.state(candidate)
+        if run.policy.q_values is None:
+            return None
+        seen = transform_observations(run.info["dataset"]["transforms"], observations)
+        program = partial(_q_values, run.algorithm, run.spec, candidate.config, state)
+        return in_chunks(lambda o, a: program(o, a).T, seen, actions).T
+
+    def actions(self, where: str) -> np.ndarray:
+        """What every candidate would do, [candidates, n, action_dim] in [-1, 1]; computed once.
+
+        Args:
+            where: "train", "train_next", "validation", "validation_next" or "initial".
+        """
+        if where not in self._actions:
+            if where == "initial":
+                observations = self.initial_observations
+            else:
+                split, _, following = where.partition("_")
+                rows = self.train if split == "train" else self.validation
+                assert rows is not None, "no episodes are held out: ask only where `validation` is not None"
+                observations = rows.next_observations if following else rows.observations
+            self._actions[where] = np.stack([self.act(candidate, observations) for candidate in self.candidates])
+        return self._actions[where]
+
+
+def in_chunks(program: Any, *columns: np.ndarray) -> np.ndarray:
+    """`program(*rows)` over the rows of `columns`, always CHUNK at a time, so that it is compiled once."""
+    results = []
+    for first in range(0, len(columns[0]), CHUNK):
+        part = [column[first : first + CHUNK] for column in columns]
+        count = len(part[0])
+        if count < CHUNK:
+            part = [
+                np.concatenate([column, np.zeros((CHUNK - count, *column.shape[1:]), column.dtype)]) for column in part
+            ]
+        results.append(np.asarray(program(*map(jnp.asarray, part)))[:count])
+    return np.concatenate(results)
+
+
+def load_dataset(run: Run) -> Dataset:
+    """The dataset of a run, raw, without opening an environment.
+
+    Raises:
+        UserError: it has changed since the run.
+    """
+    import offrl.data
+
+    described, options = run.info["dataset"], run.info["identity"]["data"]
+    dataset = offrl.data.load(
+        described["name"],
+        env_id=described["env_id"],
+        env_kwargs=described["env_kwargs"],
+        columns=options["columns"] or None,
+        clip_actions=options["clip_actions"],
+        steps=options["steps"],
+        action_low=described["action_low"],
+        action_high=described["action_high"],
+        time_limit=described.get("time_limit"),
+        quiet=True,
+    )
+    if dataset.fingerprint != described["fingerprint"]:
+        raise UserError(
+            f"{run.path}: trained on {described['name']} with fingerprint {described['fingerprint']}, which now has "
+            f"{dataset.fingerprint}; give back the data it was trained on"
+        )
+    return dataset
+
+
+def held_out_episodes(run: Run, dataset: Dataset) -> np.ndarray:
+    """bool [episodes]: those that the run has not trained on."""
+    protocol = run.info["protocol"]
+    held_out = np.zeros(dataset.episodes, bool)
+    if protocol["validation_fraction"] > 0:
+        held_out[dataset.split_indices(protocol["validation_fraction"], protocol["split_seed"])[1]] = True
+    return held_out

@@ -47,9 +47,9 @@ def random_batch(rows: int = 32, observation_dim: int = 3, action_dim: int = 2, 
 
 
 def golden_batch(golden, i: int) -> Transitions:
-    """The i-th batch of a file of reference numbers, which lacks a column that none of its algorithms reads."""
-    names = [name for name in Transitions._fields if name != "next_action_known"]
-    columns = {name: golden[f"batch/{name}"][i] for name in names}
+    """The i-th batch of a file of reference numbers, which lacks the columns that its algorithm does not read."""
+    columns = {name: golden[f"batch/{name}"][i] for name in Transitions._fields if f"batch/{name}" in golden}
+    columns.setdefault("next_actions", np.zeros_like(columns["actions"]))
     return Transitions(**columns, next_action_known=np.ones_like(columns["rewards"]))
 
 
@@ -74,12 +74,19 @@ def random_dataset(lengths=(5, 4, 6), terminal=(True, False, True), action_dim=2
 
 
 def mlp(layers, x: np.ndarray) -> np.ndarray:
-    """ReLU layers `Dense_0`, `Dense_1`, ... and a linear last one, in double precision."""
-    for i in range(len(layers)):
+    """ReLU layers `Dense_0`, `Dense_1`, ... and a linear last one, in double precision.
+
+    A `LayerNorm_i` follows the i-th activation.
+    """
+    last = sum(name.startswith("Dense") for name in layers) - 1
+    for i in range(last + 1):
         kernel, bias = (np.asarray(layers[f"Dense_{i}"][name], np.float64) for name in ("kernel", "bias"))
         x = x @ kernel + bias
-        if i < len(layers) - 1:
+        if i < last:
             x = np.maximum(x, 0)
+            if f"LayerNorm_{i}" in layers:
+                scale, shift = (np.asarray(layers[f"LayerNorm_{i}"][name], np.float64) for name in ("scale", "bias"))
+                x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + shift
     return x
 
 

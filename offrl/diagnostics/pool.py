@@ -7,7 +7,7 @@ does not know which algorithm it looks at.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -113,6 +113,7 @@ class Pool:
         self.rows, self.seed = rows, seed
         self._states: OrderedDict[tuple[Path, int], Any] = OrderedDict()
         self._actions: dict[str, np.ndarray] = {}
+        self._made: dict[str, Any] = {}
 
     @classmethod
     def open(
@@ -161,7 +162,7 @@ class Pool:
     def subset(self, indices: Sequence[int] | np.ndarray) -> Pool:
         """The same data, fewer candidates."""
         pool = Pool(self.dataset, [self.candidates[i] for i in indices], self.held_out, self.rows, self.seed)
-        pool._states = self._states
+        pool._states, pool._made = self._states, self._made
         pool._actions = {name: actions[np.asarray(indices)] for name, actions in self._actions.items()}
         for name in ("train", "validation", "episode_weights"):  # the same for any choice of candidates
             if name in self.__dict__:
@@ -245,6 +246,12 @@ class Pool:
     def rewards_of(self, candidate: Candidate, rewards: np.ndarray) -> np.ndarray:
         """Raw rewards in the units that the candidate's critic was trained in."""
         return transform_rewards(candidate.run.info["dataset"]["transforms"], rewards)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make()` returns, made once for this pool and all its subsets: of the data alone, not of candidates."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     # Candidates
 

@@ -71,7 +71,11 @@ def trained(name: str, updates: int, **options):
     algorithm, spec = offrl.algorithm.load(name), Spec(1, 1, updates)
     config = algorithm.Config(hidden_dims=(32, 32), batch_size=128, **options)
     population = Population(algorithm, [config], [0], spec, algorithm.prepare(data(), config), "map")
-    population.train(population.phases[0], 0, updates)
+    step = 0
+    for phase in population.phases:
+        population.begin(phase, step)
+        population.train(phase, step, phase.length(updates))
+        step += phase.length(updates)
     state = jax.tree.map(lambda leaf: leaf[0], population.save()["states"])
     act = jax.jit(lambda observations: algorithm.policy(config, spec).act(state, observations))
     return lambda states: act(states[:, None].astype(np.float32))[:, 0]

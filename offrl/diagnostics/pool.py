@@ -112,7 +112,7 @@ class Pool:
         self.dataset, self.candidates, self.held_out = dataset, list(candidates), held_out
         self.rows, self.seed = rows, seed
         self._states: OrderedDict[tuple[Path, int], Any] = OrderedDict()
-        self._actions: dict[str, np.ndarray] = {}
+        self._actions: dict[tuple[Path, int, int, str], np.ndarray] = {}
         self._made: dict[str, Any] = {}
 
     @classmethod
@@ -162,8 +162,7 @@ class Pool:
     def subset(self, indices: Sequence[int] | np.ndarray) -> Pool:
         """The same data, fewer candidates."""
         pool = Pool(self.dataset, [self.candidates[i] for i in indices], self.held_out, self.rows, self.seed)
-        pool._states, pool._made = self._states, self._made
-        pool._actions = {name: actions[np.asarray(indices)] for name, actions in self._actions.items()}
+        pool._states, pool._actions, pool._made = self._states, self._actions, self._made
         for name in ("train", "validation", "episode_weights"):  # the same for any choice of candidates
             if name in self.__dict__:
                 pool.__dict__[name] = self.__dict__[name]
@@ -287,16 +286,20 @@ class Pool:
         Args:
             where: "train", "train_next", "validation", "validation_next" or "initial".
         """
-        if where not in self._actions:
-            if where == "initial":
-                observations = self.initial_observations
-            else:
-                split, _, following = where.partition("_")
-                rows = self.train if split == "train" else self.validation
-                assert rows is not None, "no episodes are held out: ask only where `validation` is not None"
-                observations = rows.next_observations if following else rows.observations
-            self._actions[where] = np.stack([self.act(candidate, observations) for candidate in self.candidates])
-        return self._actions[where]
+        if where == "initial":
+            observations = self.initial_observations
+        else:
+            split, _, following = where.partition("_")
+            rows = self.train if split == "train" else self.validation
+            assert rows is not None, "no episodes are held out: ask only where `validation` is not None"
+            observations = rows.next_observations if following else rows.observations
+        found = []
+        for candidate in self.candidates:
+            key = (candidate.run.path, candidate.member, candidate.step, where)
+            if key not in self._actions:
+                self._actions[key] = self.act(candidate, observations)
+            found.append(self._actions[key])
+        return np.stack(found)
 
 
 def in_chunks(program: Any, *columns: np.ndarray) -> np.ndarray:

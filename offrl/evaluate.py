@@ -7,7 +7,6 @@ One row is kept for every episode, and an episode that has its row is not played
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -25,10 +24,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import offrl
-from offrl import devices
+from offrl import commands, devices
 from offrl.data.dataset import Reference
 from offrl.data.transforms import actions_from_unit_box, observation_statistics
-from offrl.errors import UserError, nearest, run_command
+from offrl.errors import UserError, run_command
 from offrl.pictures import draw_run
 from offrl.runs import Run, write_whole
 from offrl.simulators import Simulators
@@ -559,35 +558,18 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], dict[str, Any], bool]:
     Raises:
         UserError: an unknown option, or a value that cannot be read.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m offrl.evaluate",
-        usage="%(prog)s RUN... [KEY=VALUE]... [--json]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Score the policies of finished or running runs in their environment. Every policy plays the same\n"
+    parsed = commands.parse(
+        arguments,
+        "evaluate",
+        "Score the policies of finished or running runs in their environment. Every policy plays the same\n"
         "episodes (same reset seeds), each to its end; RUN/oracle/returns.csv keeps one row per episode, and\n"
         "an episode that has its row is not played again.",
-        epilog="options:\n"
-        + "\n".join(f"  {name + '=':13}{text}" for name, text in OPTIONS.items())
-        + "\n\nexamples:\n"
+        OPTIONS,
         "  python -m offrl.evaluate runs/builtin-hopper-medium/iql-1a2b3c4d episodes=100\n"
         "  python -m offrl.evaluate runs/*/* checkpoints=all        the whole pool of every run\n"
         "  python -m offrl.evaluate RUN --json | jq .means          for another program",
     )
-    parser.add_argument("arguments", nargs="+", metavar="RUN", help="a run directory that offrl.train made")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON instead of tables")
-    parsed = parser.parse_args(arguments)
-    runs, options = [], {}
-    for argument in parsed.arguments:
-        name, equals, value = argument.partition("=")
-        if not equals or "/" in name or Path(argument).exists():
-            runs.append(Path(argument))
-        elif name not in OPTIONS:
-            raise UserError(f"{argument}: no such option; {nearest(name, OPTIONS)}")
-        else:
-            options[name] = _option(name, value)
-    if not runs:
-        raise UserError("no run given; name one or more folders that offrl.train made")
-    return runs, options, parsed.json
+    return parsed.paths, {name: _option(name, value) for name, value in parsed.options.items()}, parsed.json
 
 
 def _option(name: str, value: str) -> Any:

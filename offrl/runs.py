@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import offrl.algorithm
 from offrl.algorithm import Algorithm, Spec
 from offrl.checkpoints import Checkpoints
 from offrl.configuration import member_configs
+from offrl.data.transforms import actions_from_unit_box, transform_observations
 from offrl.errors import UserError
 from offrl.policies import Policy
 
@@ -110,6 +112,25 @@ class Run:
         if step not in self.checkpoints():
             raise UserError(f"{self.path}: no checkpoint at step {step}; there are {self.checkpoints()}")
         return self.checkpoint_store.restore(step, self.saved_like())["states"]
+
+    def actor(self, step: int, member: int = 0) -> Callable[[np.ndarray], np.ndarray]:
+        """What to deploy: raw observations [observation_dim] or [n, observation_dim] -> actions in the data's units.
+
+        Raises:
+            UserError: there is no such checkpoint or member, or it is damaged.
+        """
+        if not 0 <= member < len(self.members):
+            raise UserError(f"{self.path}: no member {member}; there are 0 to {len(self.members) - 1}")
+        state = jax.device_put(jax.tree.map(lambda leaf: leaf[member], self.restore(step)))
+        transforms = self.info["dataset"]["transforms"]
+        act = jax.jit(self.policy.act)
+
+        def actor(observations: np.ndarray) -> np.ndarray:
+            seen = transform_observations(transforms, np.atleast_2d(observations))
+            actions = actions_from_unit_box(transforms, np.asarray(act(state, seen)))
+            return actions[0] if np.ndim(observations) == 1 else actions
+
+        return actor
 
     def metrics(self) -> pd.DataFrame:
         """The metrics table, one row per fact: phase, step, member, seed, metric, value, seconds."""

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -81,8 +82,15 @@ def ratio(pool: Pool, sums: np.ndarray, counts: np.ndarray) -> Scores:
         replicates = (weights @ sums.T / totals).T
         value = sums.sum(1) / np.broadcast_to(counts, sums.shape).sum(1)
     used = (np.broadcast_to(counts, sums.shape) > 0).sum(1)
-    error = np.where(used > 1, np.nanstd(replicates, axis=1, ddof=1), np.nan)
+    error = np.where(used > 1, spread(replicates), np.nan)
     return Scores(value, error, replicates.astype(np.float32))
+
+
+def spread(replicates: np.ndarray) -> np.ndarray:
+    """The standard deviation of [candidates, RESAMPLES] without those that are nan; nan where all are."""
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.nanstd(replicates, axis=1, ddof=1)
 
 
 def without_error(values: Sequence[float] | np.ndarray, reasons: list[str] | None = None) -> Scores:

@@ -1,0 +1,571 @@
+"""A learned model of the environment: an ensemble of probabilistic networks, rollouts in it, and a buffer for these.
+
+Every member predicts a Gaussian over [change of the observation, reward] from standardised observation and action,
+and has a classifier of terminations beside it, which sees observation, action and next observation. Members are
+stacked on axis 0 of all parameters. Training is one compiled program (`update_ensemble` is one step of all members)
+with a fixed number of updates; early stopping means that what predicts is, for each member, its best snapshot by
+hold-out error, and that updates compute nothing once no member improves any more.
+
+Facts from the published code (MOPO, PETS, OfflineRL-Kit): swish layers, weight decay per layer, log-variances clamped
+softly between learned bounds, hold-out error the mean squared error of the means, a snapshot replaced when the error
+falls by more than 1 %. What differs here, and why:
+- Hold-out data are whole episodes. Rows drawn at random have neighbours among the training rows, which hides
+  overfitting. An even share of episodes rather than at most 1,000 rows, which could be a single episode.
+- Terminations are learned from the data (`terminations="learned"`). The published code is given each task's own
+  termination function; those are here as `assisted:...`, for comparisons only.
+- Members see different batches, drawn independently, instead of batches of one fixed bootstrap sample each.
+- The bounds of the log-variances belong to each member; their regulariser is shared out over the members.
+- The data's terminal steps train the model with their true next observation, from `Dataset`; `d4rl.qlearning_dataset`
+  puts the next episode's first observation there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from offrl.algorithm import Metrics, Spec, option
+from offrl.data.dataset import Dataset, Transitions
+from offrl.data.transforms import observation_statistics
+from offrl.errors import UserError
+from offrl.networks import MLP, gaussian_log_prob
+from offrl.updates import adam_init, adam_step, copy
+
+LOG_VAR_BOUNDS = (-10.0, 0.5)  # where the learned bounds start
+BOUND_WEIGHT = 0.01
+IMPROVEMENT = 0.01  # share by which the hold-out error must fall for a new snapshot
+KERNEL_INIT = nn.initializers.variance_scaling(0.25, "fan_in", "normal")  # standard deviation 1 / (2 sqrt(fan in))
+
+
+class Steps(NamedTuple):
+    """Rows of steps, of the data or of the model; [..., dim] or [...]."""
+
+    observations: jax.Array
+    actions: jax.Array
+    rewards: jax.Array
+    next_observations: jax.Array
+    terminations: jax.Array
+
+
+Act = Callable[[jax.Array, jax.Array], jax.Array]
+"""(key, observations [n, ...]) -> actions [n, ...]."""
+Model = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+"""(key, observations, actions) -> next observations, rewards, terminations (1 where the rollout stops)."""
+
+
+def _never(observations: jax.Array) -> jax.Array:
+    return jnp.zeros(observations.shape[:-1], bool)
+
+
+def _hopper(observations: jax.Array) -> jax.Array:
+    healthy = (observations[..., 0] > 0.7) & (jnp.abs(observations[..., 1]) < 0.2)
+    return ~(healthy & (jnp.abs(observations[..., 1:]) < 100).all(-1))
+
+
+def _walker2d(observations: jax.Array) -> jax.Array:
+    height, angle = observations[..., 0], observations[..., 1]
+    return ~((height > 0.8) & (height < 2.0) & (jnp.abs(angle) < 1.0))
+
+
+def _ant(observations: jax.Array) -> jax.Array:
+    height = observations[..., 0]
+    return ~(jnp.isfinite(observations).all(-1) & (height >= 0.2) & (height <= 1.0))
+
+
+ASSISTED_TERMINATIONS = {
+    "assisted:hopper": _hopper,
+    "assisted:walker2d": _walker2d,
+    "assisted:ant": _ant,
+    "assisted:halfcheetah": _never,
+}
+"""Gymnasium's own rules for the next observation, in raw units: knowledge that is not in the data."""
+
+
+@flax.struct.dataclass
+class DynamicsConfig:
+    """The options of an ensemble; an algorithm's Config inherits them."""
+
+    ensemble_size: int = option(7, "networks of the dynamics ensemble", static=True)
+    elites: int = option(5, "of them, those with the lowest hold-out error, which roll out", static=True)
+    dynamics_hidden_dims: tuple[int, ...] = option((200,) * 4, "widths of a dynamics network's layers", static=True)
+    termination_hidden_dims: tuple[int, ...] = option((64, 64), "widths of a termination classifier", static=True)
+    dynamics_learning_rate: float = option(1e-3, "Adam step size of the dynamics")
+    dynamics_weight_decay: tuple[float, ...] = option(
+        (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4),
+        "weight of half the squared weights of each hidden layer, and of the last layer; a deeper network repeats the "
+        "last but one",
+        static=True,
+    )
+    dynamics_batch_size: int = option(256, "transitions per dynamics update and network", static=True)
+    dynamics_updates: int = option(100_000, "updates of the dynamics, at most", static=True)
+    holdout_fraction: float = option(0.1, "share of the episodes held out of dynamics training", static=True)
+    holdout_rows: int = option(5_000, "of their steps, how many are evaluated, at most", static=True)
+    holdout_every: int = option(1_000, "dynamics updates between evaluations on them", static=True)
+    patience: int = option(5, "evaluations without a better snapshot of any network after which training stops")
+    terminations: str = option(
+        "learned",
+        "what ends a rollout; assisted ones know the task's rule",
+        static=True,
+        choices=("learned", *ASSISTED_TERMINATIONS),
+    )
+
+
+class ModelData(NamedTuple):
+    """What model-based algorithms see as their dataset. Statistics are float32, of single columns."""
+
+    transitions: Transitions
+    train_rows: np.ndarray
+    """int32: the rows of `transitions` that train the dynamics: of training episodes, their next observation known."""
+    holdout_rows: np.ndarray
+    """int32: those of held-out episodes, or a random part."""
+    input_mean: np.ndarray
+    """Of observations and actions of the training rows, [observation_dim + action_dim]."""
+    input_std: np.ndarray
+    observation_mean: np.ndarray
+    """Raw observations are observation_mean + observation_std * what the data hold, [observation_dim]."""
+    observation_std: np.ndarray
+
+
+class Statistics(NamedTuple):
+    """The part of `ModelData` that predictions need."""
+
+    input_mean: jax.Array
+    input_std: jax.Array
+    observation_mean: jax.Array
+    observation_std: jax.Array
+
+
+class Ensemble(flax.struct.PyTreeNode):
+    """All there is of a model. `params` predicts: each member's best snapshot; `training` is what is being trained."""
+
+    params: Any
+    training: Any
+    opt: optax.OptState
+    holdout_error: jax.Array  # [members], of the snapshots: mean squared error
+    holdout_termination_error: jax.Array  # [members]: cross-entropy
+    elites: jax.Array  # int32 [elites], best first
+    stale: jax.Array  # evaluations since a snapshot was last replaced
+    metrics: Metrics  # of the last update made, reported until the next one
+    statistics: Statistics
+
+
+class Prediction(NamedTuple):
+    """One step of the model from [n] observations and actions, as one random elite each samples it."""
+
+    next_observations: jax.Array
+    rewards: jax.Array
+    terminations: jax.Array
+    mean: jax.Array
+    """[members, n, observation_dim + 1]: of [change of the observation, reward], of every member."""
+    log_var: jax.Array
+
+
+def prepare(dataset: Dataset, config: DynamicsConfig) -> ModelData:
+    """The view of the data for model-based algorithms, split by episode for the dynamics. On the host.
+
+    Raises:
+        UserError: there is one episode only, or nothing to learn a model from, or more elites than networks.
+    """
+    if config.elites > config.ensemble_size:
+        raise UserError(f"algo.elites={config.elites}: more than algo.ensemble_size={config.ensemble_size}")
+    transitions = dataset.transitions()
+    if not 0 < config.holdout_fraction < 1:
+        raise UserError(f"algo.holdout_fraction={config.holdout_fraction}: must be between 0 and 1")
+    _, held_out = dataset.split_indices(config.holdout_fraction, 0)
+    rows = np.searchsorted(dataset.transition_rows, dataset.dynamics_rows)  # every step of the second is in the first
+    in_holdout = np.isin(dataset.episode_of_step[dataset.dynamics_rows], held_out)
+    train_rows, holdout_rows = rows[~in_holdout], rows[in_holdout]
+    if not len(train_rows) or not len(holdout_rows):
+        raise UserError(f"{dataset.name}: no step with a known next observation to train, or to hold out, for dynamics")
+    if len(holdout_rows) > config.holdout_rows:
+        holdout_rows = np.sort(np.random.default_rng(0).choice(holdout_rows, config.holdout_rows, replace=False))
+    inputs = np.concatenate([transitions.observations[train_rows], transitions.actions[train_rows]], -1)
+    std = inputs.std(0, dtype=np.float64)
+    observation_mean, observation_std = observation_statistics(dataset.transforms, dataset.observation_dim)
+    return ModelData(
+        transitions,
+        train_rows.astype(np.int32),
+        holdout_rows.astype(np.int32),
+        inputs.mean(0, dtype=np.float64).astype(np.float32),
+        np.where(std < 1e-12, 1.0, std).astype(np.float32),
+        observation_mean,
+        observation_std,
+    )
+
+
+# The networks of one member, and their losses
+
+
+class GaussianNetwork(nn.Module):
+    """Mean and log-variance, each [..., output_dim]."""
+
+    hidden_dims: tuple[int, ...]
+    output_dim: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        network = MLP(self.hidden_dims, 2 * self.output_dim, KERNEL_INIT, activation=nn.swish)
+        mean, log_var = jnp.split(network(x), 2, -1)
+        low, high = (
+            self.param(name, nn.initializers.constant(bound), (self.output_dim,))
+            for name, bound in zip(("lowest_log_var", "highest_log_var"), LOG_VAR_BOUNDS, strict=True)
+        )
+        log_var = high - nn.softplus(high - log_var)
+        return mean, low + nn.softplus(log_var - low)
+
+
+def dynamics_network(config: DynamicsConfig, observation_dim: int) -> Any:
+    return GaussianNetwork(config.dynamics_hidden_dims, observation_dim + 1)
+
+
+def termination_network(config: DynamicsConfig) -> Any:
+    return MLP(config.termination_hidden_dims, 1)
+
+
+def dynamics_loss(
+    params: Any, inputs: jax.Array, targets: jax.Array, config: DynamicsConfig, bound_weight: float = BOUND_WEIGHT
+) -> jax.Array:
+    """Of one member: twice the Gaussian negative log-likelihood per dimension, decay, the bounds' regulariser."""
+    mean, log_var = dynamics_network(config, targets.shape[-1] - 1).apply(params, inputs)
+    likelihood = ((mean - targets) ** 2 * jnp.exp(-log_var)).mean() + log_var.mean()
+    *hidden, last = config.dynamics_weight_decay
+    decays = [hidden[min(i, len(hidden) - 1)] for i in range(len(config.dynamics_hidden_dims))] if hidden else []
+    layers = params["params"]
+    decay = sum(
+        0.5 * weight * (layers["MLP_0"][f"Dense_{i}"]["kernel"] ** 2).sum() for i, weight in enumerate([*decays, last])
+    )
+    bounds = (layers["highest_log_var"] - layers["lowest_log_var"]).sum()
+    return likelihood + decay + bound_weight / config.ensemble_size * bounds
+
+
+def termination_loss(params: Any, inputs: jax.Array, terminations: jax.Array, config: DynamicsConfig) -> jax.Array:
+    """Of one member: cross-entropy."""
+    logits = termination_network(config).apply(params, inputs).squeeze(-1)
+    return optax.sigmoid_binary_cross_entropy(logits, terminations).mean()
+
+
+def dynamics_inputs(statistics: Statistics, observations: jax.Array, actions: jax.Array) -> jax.Array:
+    return (jnp.concatenate([observations, actions], -1) - statistics.input_mean) / statistics.input_std
+
+
+def termination_inputs(
+    statistics: Statistics, observations: jax.Array, actions: jax.Array, next_observations: jax.Array
+) -> jax.Array:
+    dim = observations.shape[-1]
+    following = (next_observations - statistics.input_mean[:dim]) / statistics.input_std[:dim]
+    return jnp.concatenate([dynamics_inputs(statistics, observations, actions), following], -1)
+
+
+def targets_of(batch: Steps) -> jax.Array:
+    """[change of the observation, reward]."""
+    return jnp.concatenate([batch.next_observations - batch.observations, batch.rewards[..., None]], -1)
+
+
+def rows_of(transitions: Transitions, rows: jax.Array) -> Steps:
+    return Steps(*(getattr(transitions, name)[rows] for name in Steps._fields))
+
+
+# Training
+
+
+def init_ensemble(key: jax.Array, config: DynamicsConfig, spec: Spec) -> Ensemble:
+    size, inputs = config.ensemble_size, jnp.zeros((1, spec.observation_dim + spec.action_dim))
+    key_dynamics, key_termination = jax.random.split(key)
+
+    def members(key: jax.Array, network: nn.Module, inputs: jax.Array) -> Any:
+        return jax.vmap(lambda key: network.init(key, inputs))(jax.random.split(key, size))
+
+    following = jnp.zeros((1, spec.observation_dim))
+    params = {
+        "dynamics": members(key_dynamics, dynamics_network(config, spec.observation_dim), inputs),
+        "termination": members(key_termination, termination_network(config), jnp.concatenate([inputs, following], -1)),
+    }
+    return Ensemble(
+        params=params,
+        training=copy(params),
+        opt=adam_init(params),
+        holdout_error=jnp.full(size, jnp.inf),
+        holdout_termination_error=jnp.full(size, jnp.inf),
+        elites=jnp.arange(config.elites, dtype=jnp.int32),
+        stale=jnp.zeros((), jnp.int32),
+        metrics={name: jnp.zeros(()) for name in ("dynamics_loss", "termination_loss")},
+        statistics=Statistics(
+            jnp.zeros(inputs.shape[1]),
+            jnp.ones(inputs.shape[1]),
+            jnp.zeros(spec.observation_dim),
+            jnp.ones(spec.observation_dim),
+        ),
+    )
+
+
+def begin_ensemble(ensemble: Ensemble, data: ModelData) -> Ensemble:
+    """With the statistics of the data that it will be trained on."""
+    statistics = Statistics(*(jnp.asarray(getattr(data, name)) for name in Statistics._fields))
+    return ensemble.replace(statistics=statistics)
+
+
+def repeat(times: jax.Array, function: Callable[[Any], Any], value: Any) -> Any:
+    """`function` applied to `value` so many times; 0 leaves it as it is.
+
+    For what is due only sometimes. `lax.cond` would do, but under `vmap` it computes both branches every time; a loop
+    of no turns computes nothing.
+    """
+    return jax.lax.fori_loop(0, times, lambda _, value: function(value), value)
+
+
+def train_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ensemble:
+    """One Adam step of every member on its own rows: leaves of `batch` are [members, rows, ...]."""
+    inputs = dynamics_inputs(ensemble.statistics, batch.observations, batch.actions)
+    targets = targets_of(batch)
+    for_termination = termination_inputs(
+        ensemble.statistics, batch.observations, batch.actions, batch.next_observations
+    )
+
+    def loss(params: Any) -> tuple[jax.Array, Metrics]:
+        each = (0, 0, 0, None)
+        dynamics = jax.vmap(dynamics_loss, each)(params["dynamics"], inputs, targets, config)
+        termination = jax.vmap(termination_loss, each)(
+            params["termination"], for_termination, batch.terminations, config
+        )
+        metrics = {"dynamics_loss": dynamics.mean(), "termination_loss": termination.mean()}
+        return dynamics.sum() + termination.sum(), metrics
+
+    training, opt, metrics = adam_step(loss, ensemble.training, ensemble.opt, config.dynamics_learning_rate)
+    return ensemble.replace(training=training, opt=opt, metrics=metrics)
+
+
+def holdout_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ensemble:
+    """Evaluate what is being trained on held-out rows [rows, ...]; keep each member's better snapshot."""
+    inputs = dynamics_inputs(ensemble.statistics, batch.observations, batch.actions)
+    mean, _ = jax.vmap(dynamics_network(config, batch.observations.shape[-1]).apply, (0, None))(
+        ensemble.training["dynamics"], inputs
+    )
+    error = ((mean - targets_of(batch)) ** 2).mean((1, 2))
+    for_termination = termination_inputs(
+        ensemble.statistics, batch.observations, batch.actions, batch.next_observations
+    )
+    termination_error = jax.vmap(termination_loss, (0, None, None, None))(
+        ensemble.training["termination"], for_termination, batch.terminations, config
+    )
+    better = error < (1 - IMPROVEMENT) * ensemble.holdout_error
+    better_termination = termination_error < (1 - IMPROVEMENT) * ensemble.holdout_termination_error
+
+    def keep(better: jax.Array, new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda new, old: jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old), new, old)
+
+    holdout_error = jnp.where(better, error, ensemble.holdout_error)
+    return ensemble.replace(
+        params={
+            "dynamics": keep(better, ensemble.training["dynamics"], ensemble.params["dynamics"]),
+            "termination": keep(better_termination, ensemble.training["termination"], ensemble.params["termination"]),
+        },
+        holdout_error=holdout_error,
+        holdout_termination_error=jnp.where(better_termination, termination_error, ensemble.holdout_termination_error),
+        elites=jnp.argsort(holdout_error)[: config.elites].astype(jnp.int32),
+        stale=jnp.where((better | better_termination).any(), 0, ensemble.stale + 1),
+    )
+
+
+def update_ensemble(
+    key: jax.Array, ensemble: Ensemble, step: jax.Array, data: ModelData, config: DynamicsConfig
+) -> tuple[Ensemble, Metrics]:
+    """The update number `step`, from 0, of all members."""
+    going_on = ensemble.stale < config.patience
+    shape = (config.ensemble_size, config.dynamics_batch_size)
+
+    def train(ensemble: Ensemble) -> Ensemble:
+        rows = jnp.asarray(data.train_rows)[jax.random.randint(key, shape, 0, len(data.train_rows))]
+        return train_step(ensemble, rows_of(data.transitions, rows), config)
+
+    def evaluate(ensemble: Ensemble) -> Ensemble:
+        return holdout_step(ensemble, rows_of(data.transitions, jnp.asarray(data.holdout_rows)), config)
+
+    ensemble = repeat(jnp.where(going_on, 1, 0), train, ensemble)
+    ensemble = repeat(jnp.where(going_on & (step % config.holdout_every == 0), 1, 0), evaluate, ensemble)
+    elite = ensemble.elites
+    return ensemble, {
+        **ensemble.metrics,
+        "holdout_mse": ensemble.holdout_error[elite].mean(),
+        "holdout_termination_loss": ensemble.holdout_termination_error[elite].mean(),
+        "still_training": going_on.astype(jnp.float32),
+    }
+
+
+# Prediction
+
+
+def predict(
+    ensemble: Ensemble, observations: jax.Array, actions: jax.Array, config: DynamicsConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and log-variance of [change of the observation, reward] by every member, [members, n, dim + 1] each."""
+    inputs = dynamics_inputs(ensemble.statistics, observations, actions)
+    network = dynamics_network(config, observations.shape[-1])
+    return jax.vmap(network.apply, (0, None))(ensemble.params["dynamics"], inputs)
+
+
+def termination_probability(
+    ensemble: Ensemble,
+    observations: jax.Array,
+    actions: jax.Array,
+    next_observations: jax.Array,
+    config: DynamicsConfig,
+) -> jax.Array:
+    """The elites' mean, [n]. Of an assisted rule: 0 or 1."""
+    if config.terminations != "learned":
+        statistics = ensemble.statistics
+        raw = statistics.observation_mean + statistics.observation_std * next_observations
+        return ASSISTED_TERMINATIONS[config.terminations](raw).astype(jnp.float32)
+    inputs = termination_inputs(ensemble.statistics, observations, actions, next_observations)
+    params = jax.tree.map(lambda leaf: leaf[ensemble.elites], ensemble.params["termination"])
+    logits = jax.vmap(termination_network(config).apply, (0, None))(params, inputs).squeeze(-1)
+    return nn.sigmoid(logits).mean(0)
+
+
+def step(
+    key: jax.Array, ensemble: Ensemble, observations: jax.Array, actions: jax.Array, config: DynamicsConfig
+) -> Prediction:
+    """A sample of the next step from [n] observations and actions, each by a random elite."""
+    key_elite, key_noise = jax.random.split(key)
+    mean, log_var = predict(ensemble, observations, actions, config)
+    n = observations.shape[0]
+    member = ensemble.elites[jax.random.randint(key_elite, (n,), 0, config.elites)]
+    rows = jnp.arange(n)
+    noise = jax.random.normal(key_noise, mean.shape[1:])
+    sample = mean[member, rows] + jnp.exp(0.5 * log_var[member, rows]) * noise
+    next_observations, rewards = observations + sample[:, :-1], sample[:, -1]
+    ends = termination_probability(ensemble, observations, actions, next_observations, config) > 0.5
+    return Prediction(next_observations, rewards, ends.astype(jnp.float32), mean, log_var)
+
+
+# Penalties: how unsure the members are, [n], from their means and log-variances [members, n, dim + 1]
+
+
+def max_aleatoric(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """The largest norm of a member's standard deviations, reward included (MOPO)."""
+    return jnp.linalg.norm(jnp.exp(0.5 * log_var), axis=-1).max(0)
+
+
+def max_mean_distance(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """The largest distance of a member's next observation from the members' mean ("pairwise-diff" in OfflineRL-Kit)."""
+    following = mean[..., :-1]
+    return jnp.linalg.norm(following - following.mean(0), axis=-1).max(0)
+
+
+def max_pairwise(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """The largest distance between two members' means, reward included (MOReL)."""
+    distances = [jnp.linalg.norm(mean[i] - mean[j], axis=-1) for i in range(len(mean)) for j in range(i + 1, len(mean))]
+    return jnp.stack(distances).max(0) if distances else jnp.zeros(mean.shape[1])
+
+
+def ensemble_std(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """Root of the mean, over the observation's dimensions, of the variance of the members' means."""
+    return jnp.sqrt(mean[..., :-1].var(0).mean(-1))
+
+
+def mixture_std(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """Norm of the standard deviations of the members' mixture: noise and disagreement together, reward included."""
+    return jnp.linalg.norm(jnp.sqrt(mean.var(0) + jnp.exp(log_var).mean(0)), axis=-1)
+
+
+def log_prob_spread(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """Standard deviation over members of the log-probability of a sample of a random one, in nats."""
+    key_member, key_noise = jax.random.split(key)
+    n = mean.shape[1]
+    member, rows = jax.random.randint(key_member, (n,), 0, len(mean)), jnp.arange(n)
+    noise = jax.random.normal(key_noise, mean.shape[1:])
+    sample = mean[member, rows] + jnp.exp(0.5 * log_var[member, rows]) * noise
+    return gaussian_log_prob(mean, 0.5 * log_var, sample).std(0)
+
+
+def loo_kl(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """Mean over members of KL(member | Gaussian with the moments of the others' mixture), in nats."""
+    others = len(mean) - 1
+    rest_mean = (mean.sum(0) - mean) / others
+    # the others' spread about their own mean, not the difference of second moments, which float32 would lose
+    centred = mean[None] - rest_mean[:, None]
+    not_self = 1.0 - jnp.eye(len(mean))[:, :, None, None]
+    rest_var = (not_self * (centred**2 + jnp.exp(log_var)[None])).sum(1) / others
+    kl = 0.5 * (jnp.log(rest_var) - log_var + (jnp.exp(log_var) + (mean - rest_mean) ** 2) / rest_var - 1)
+    return kl.sum(-1).mean(0)
+
+
+PENALTIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {
+    function.__name__: function
+    for function in (
+        max_aleatoric,
+        max_mean_distance,
+        max_pairwise,
+        ensemble_std,
+        mixture_std,
+        log_prob_spread,
+        loo_kl,
+    )
+}
+"""Name -> (key, mean, log_var) -> penalty [n]. The first three by the published code; the last two are from memory of
+"Revisiting design choices in offline model-based RL" (Lu et al. 2022): their exact form there was not checked."""
+
+
+# Rollouts
+
+
+def rollout(key: jax.Array, observations: jax.Array, act: Act, model: Model, length: int) -> tuple[Steps, jax.Array]:
+    """`length` steps in the model from [n] observations: rows [length, n, ...], and which are valid, bool [length, n].
+
+    A rollout's rows after its termination are not valid.
+    """
+
+    def one(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> Any:
+        observations, alive = carry
+        key_act, key_model = jax.random.split(key)
+        actions = act(key_act, observations)
+        next_observations, rewards, terminations = model(key_model, observations, actions)
+        row = Steps(observations, actions, rewards, next_observations, terminations)
+        # one that has ended stands still, for what is computed of it there to stay finite
+        ended = ~alive | (terminations > 0)
+        return (jnp.where(ended[:, None], observations, next_observations), ~ended), (row, alive)
+
+    start = (observations, jnp.ones(observations.shape[0], bool))
+    _, (rows, valid) = jax.lax.scan(one, start, jax.random.split(key, length))
+    return rows, valid
+
+
+class Buffer(NamedTuple):
+    """A ring of rows on the device: the newest `size` of all that were added."""
+
+    rows: Steps
+    size: jax.Array
+    next: jax.Array
+    """Where the next row goes."""
+
+
+def init_buffer(capacity: int, spec: Spec) -> Buffer:
+    rows = Steps(
+        observations=jnp.zeros((capacity, spec.observation_dim)),
+        actions=jnp.zeros((capacity, spec.action_dim)),
+        rewards=jnp.zeros(capacity),
+        next_observations=jnp.zeros((capacity, spec.observation_dim)),
+        terminations=jnp.zeros(capacity),
+    )
+    return Buffer(rows, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def add(buffer: Buffer, rows: Steps, valid: jax.Array) -> Buffer:
+    """The valid rows of [n], over the oldest ones; n is at most the capacity."""
+    capacity, count = buffer.rows.rewards.shape[0], valid.sum(dtype=jnp.int32)
+    places = (buffer.next + jnp.cumsum(valid, dtype=jnp.int32) - 1) % capacity
+    places = jnp.where(valid, places, capacity)  # outside: dropped
+    written = jax.tree.map(lambda kept, new: kept.at[places].set(new, mode="drop"), buffer.rows, rows)
+    return Buffer(written, jnp.minimum(buffer.size + count, capacity), (buffer.next + count) % capacity)
+
+
+def sample(key: jax.Array, buffer: Buffer, count: int) -> Steps:
+    """Rows drawn uniformly with replacement; the buffer must not be empty."""
+    places = jax.random.randint(key, (count,), 0, buffer.size)
+    return jax.tree.map(lambda column: column[places], buffer.rows)

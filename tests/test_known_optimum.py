@@ -94,6 +94,12 @@ FAST = {"discount": DISCOUNT, "polyak": 0.02, "actor_learning_rate": 2e-3, "crit
     [
         ("td3_bc", {"alpha": 10.0, **FAST}),
         ("iql", {"expectile": 0.9, "temperature": 10.0, "value_learning_rate": 2e-3, **FAST}),
+        ("rebrac", FAST),
+        ("awac", {"temperature": 0.1, **FAST}),
+        ("crr", {"temperature": 0.1, "samples": 4, "critic_expectile": 0.5, **FAST}),
+        ("mcep", FAST),
+        ("prdc", {"alpha": 10.0, "neighbours_from": 1000, **FAST}),
+        ("spot", {"vae_hidden_dims": (32, 32), "dropout": 0.0, **FAST}),
     ],
 )
 def test_the_optimum_is_found_in_mediocre_data_where_cloning_does_not(name, options):

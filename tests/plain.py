@@ -99,3 +99,22 @@ def twin_q(params, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
 
 def tanh_actor(params, observations: np.ndarray) -> np.ndarray:
     return np.tanh(mlp(params["params"]["MLP_0"], observations))
+
+
+def ensemble_q(params, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Q of all critics, [critics, ...]."""
+    stacked, inputs = params["params"]["MLP_0"], np.concatenate([observations, actions], -1)
+    count = stacked["Dense_0"]["kernel"].shape[0]
+    return np.stack([mlp(jax.tree.map(lambda leaf, i=i: leaf[i], stacked), inputs)[..., 0] for i in range(count)])
+
+
+def gaussian_actor(params, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of what a tanh-Gaussian actor squashes."""
+    mean, log_std = np.split(mlp(params["params"]["MLP_0"], observations), 2, -1)
+    return mean, np.exp(np.clip(log_std, -5, 2))
+
+
+def tanh_gaussian_density(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Log-density of tanh(x) where x is Gaussian, summed over the last axis."""
+    gaussian = -0.5 * ((x - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    return (gaussian - np.log(1 - np.tanh(x) ** 2)).sum(-1)

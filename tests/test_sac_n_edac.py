@@ -7,8 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from plain import golden_batch, mlp, random_batch, random_dataset, random_state
-from scipy import stats
+from plain import (
+    ensemble_q,
+    gaussian_actor,
+    golden_batch,
+    random_batch,
+    random_dataset,
+    random_state,
+    tanh_gaussian_density,
+)
 
 from offrl.algorithm import Spec
 from offrl.algorithms import edac, sac_n
@@ -28,24 +35,11 @@ def start(config, algorithm=sac_n, log_alpha: float = -0.3):
     return state.replace(log_alpha=np.float32(log_alpha))
 
 
-def gaussian(actor, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation before the tanh."""
-    mean, log_std = np.split(mlp(actor["params"]["MLP_0"], observations), 2, -1)
-    return mean, np.exp(np.clip(log_std, -5, 2))
-
-
 def drawn(actor, observations: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Actions and log-densities for given standard normals."""
-    mean, std = gaussian(actor, observations)
+    mean, std = gaussian_actor(actor, observations)
     x = mean + std * np.asarray(noise, np.float64)
-    return np.tanh(x), (stats.norm.logpdf(x, mean, std) - np.log(1 - np.tanh(x) ** 2)).sum(-1)
-
-
-def q_of(critic, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """[critics, rows]."""
-    layers, inputs = critic["params"]["MLP_0"], np.concatenate([observations, actions], -1)
-    count = layers["Dense_0"]["kernel"].shape[0]
-    return np.stack([mlp(jax.tree.map(lambda leaf, i=i: leaf[i], layers), inputs)[..., 0] for i in range(count)])
+    return np.tanh(x), tanh_gaussian_density(x, mean, std)
 
 
 def normals(key: jax.Array, *shape: int) -> np.ndarray:
@@ -137,19 +131,21 @@ def test_the_losses_take_the_lowest_of_all_critics_and_stop_at_terminal_states_o
     actions, log_prob = drawn(state.actor, here, normals(KEY, 15, 2))
     np.testing.assert_allclose(seen["alpha"][0], 0.3 * (log_prob.mean() - 2), rtol=1e-4)
     np.testing.assert_allclose(seen["alpha"][1]["entropy"], -log_prob.mean(), rtol=1e-4)
-    lowest = q_of(state.critic, here, actions).min(0)
+    lowest = ensemble_q(state.critic, here, actions).min(0)
     np.testing.assert_allclose(seen["actor"][0], (alpha * log_prob - lowest).mean(), rtol=1e-4)
 
     next_actions, next_log_prob = drawn(state.actor, there, normals(KEY, 15, 2))
-    next_value = q_of(state.critic_target, there, next_actions).min(0) - alpha * next_log_prob
-    q = q_of(state.critic, here, data.actions)
+    next_value = ensemble_q(state.critic_target, there, next_actions).min(0) - alpha * next_log_prob
+    q = ensemble_q(state.critic, here, data.actions)
     expected = ((q - data.rewards - 0.9 * alive * next_value) ** 2).mean(1).sum()
     np.testing.assert_allclose(seen["critic"][0], expected, rtol=1e-4)
     np.testing.assert_allclose(seen["critic"][1]["data_q"], q.mean(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(seen["critic"][1]["data_q_std"], q.std(0).mean(), rtol=1e-4)
 
     ten = [drawn(state.actor, there, noise)[0] for noise in normals(KEY, 10, 15, 2)]
-    best = np.max([q_of(state.critic, there, each) for each in ten], 0).min(0)  # of each critic, then over critics
+    best = np.max([ensemble_q(state.critic, there, each) for each in ten], 0).min(
+        0
+    )  # of each critic, then over critics
     expected = ((q - data.rewards - 0.9 * alive * best) ** 2).mean(1).sum()
     np.testing.assert_allclose(seen["maximum"][0], expected, rtol=1e-4)
 
@@ -249,8 +245,8 @@ def test_the_diversity_is_that_of_the_slopes_in_the_action_over_all_pairs():
     slopes = np.stack(
         [
             (
-                q_of(state.critic, batch.observations, batch.actions + step * direction)
-                - q_of(state.critic, batch.observations, batch.actions - step * direction)
+                ensemble_q(state.critic, batch.observations, batch.actions + step * direction)
+                - ensemble_q(state.critic, batch.observations, batch.actions - step * direction)
             )
             / (2 * step)
             for direction in np.eye(2)
@@ -310,10 +306,10 @@ def test_the_policy_deploys_its_mode_and_knows_its_density():
 
     sample, log_prob = drawn(state.actor, batch.observations, normals(KEY, 32, 2))
     expected = {
-        "act": np.tanh(gaussian(state.actor, batch.observations)[0]),
+        "act": np.tanh(gaussian_actor(state.actor, batch.observations)[0]),
         "sample": sample,
         "log_prob": log_prob,
-        "q_values": q_of(state.critic, batch.observations, batch.actions),
+        "q_values": ensemble_q(state.critic, batch.observations, batch.actions),
     }
     for name, value in seen(state, batch).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4, err_msg=name)

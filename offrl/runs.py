@@ -123,7 +123,7 @@ class Run:
             raise UserError(f"{self.path}: no member {member}; there are 0 to {len(self.members) - 1}")
         state = jax.device_put(jax.tree.map(lambda leaf: leaf[member], self.restore(step)))
         transforms = self.info["dataset"]["transforms"]
-        act = jax.jit(self.policy.act)
+        act = jax.jit(self.algorithm.policy(self.member_configs[member], self.spec).act)
 
         def actor(observations: np.ndarray) -> np.ndarray:
             seen = transform_observations(transforms, np.atleast_2d(observations))

@@ -1,0 +1,412 @@
+"""Choose a policy from the data alone: `python -m offrl.select RUN...`, or `select`.
+
+The candidates are all checkpoints of all members of the runs. Diagnostics look at them and at the dataset; a selector
+ranks them; the answer is one policy, or behaviour cloning where nothing is known to be better, with how far to trust
+it. This module and everything under offrl/diagnostics open no environment and never read a run's oracle/ folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from offrl import commands, devices, diagnostics, selectors
+from offrl.diagnostics import curves, data, evaluation
+from offrl.diagnostics.pool import Pool
+from offrl.errors import run_command
+from offrl.runs import write_whole
+from offrl.selectors import Choice
+from offrl.statistics import kendall_w
+
+VALUE = ("behaviour_advantage", "fqe", "lstd", "model_value")
+"""Estimates of how good a policy is, whose bootstrap samples say how sure a difference is."""
+LOW_AGREEMENT = 0.3
+"""Kendall's W below which the disagreement of the diagnostics is itself a warning (selection.md, section 4)."""
+SHOWN = 12
+
+
+class Selection(NamedTuple):
+    """The answer, and what it rests on."""
+
+    pool: Pool
+    table: pd.DataFrame
+    """Tidy: one row per candidate and diagnostic."""
+    scores: pd.DataFrame
+    """[candidates, diagnostics]."""
+    candidates: pd.DataFrame
+    """One row per candidate, best first: its score, and `veto`, the reason why it must not be deployed."""
+    selector: str
+    choice: Choice
+    chances: pd.DataFrame
+    """One row per estimate: the probability that the choice beats BC and beats the logged behaviour, over episodes."""
+    agreement: float
+    """Kendall's W between the diagnostics that the default selector ranks by; nan with fewer than two."""
+    dissent: pd.DataFrame
+    """One row per other selector: what it would have chosen, and where the choice stands in its order."""
+    workflow: pd.DataFrame
+    checks: pd.DataFrame
+    seconds: float
+
+
+def select(
+    runs: Sequence[str | Path],
+    selector: str = selectors.DEFAULT,
+    names: Sequence[str] | None = None,
+    checkpoints: int | None = None,
+    rows: int = 20_000,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Selection:
+    """Measure the pool of some runs on one dataset, and choose.
+
+    Args:
+        selector: a name in `offrl.selectors`, a diagnostic's name, or `path/to/file.py:function`.
+        names: the diagnostics or measurements to run; None runs all that need nothing but the data.
+        checkpoints: at most so many per member, evenly spread, the last among them.
+        rows: transitions of each split that are looked at.
+        progress: called with (measurement, candidates done, candidates in all).
+
+    Raises:
+        UserError: unknown names, runs on different data, data that have changed.
+    """
+    started = time.monotonic()
+    pool = Pool.open(runs, checkpoints, rows)
+    table, replicates = diagnostics.measure(pool, names, progress)
+    scores = table.pivot(index="candidate", columns="diagnostic", values="value").reindex(pool.table["candidate"])
+    errors = table.pivot(index="candidate", columns="diagnostic", values="standard_error").reindex(scores.index)
+    scores.attrs = {"coverage": data.coverage(pool), "standard_error": errors}
+    described = pool.table.set_index("candidate")
+    directions = {d.name: d.better for d in diagnostics.diagnostics().values()}
+    known = selectors.available(scores, directions)
+    choice = selectors.choose(scores, described, selectors.find(selector, known))
+    veto = selectors.vetoes(scores)
+    ranked = described.assign(score=choice.ranking.reindex(described.index), veto=veto)
+    ranked = ranked.sort_values(["score", "run", "member", "step"], ascending=[False, True, True, True])
+    return Selection(
+        pool,
+        table,
+        scores,
+        ranked.reset_index(),
+        selector,
+        choice,
+        chances(pool, choice, scores, replicates),
+        agreement(scores, veto),
+        dissent(scores, described, known, choice, selector),
+        curves.workflow(pool),
+        data.checks(pool.dataset),
+        time.monotonic() - started,
+    )
+
+
+def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[str, np.ndarray]) -> pd.DataFrame:
+    """How sure it is that the deployed policy beats BC, and the behaviour that made the data: estimate by estimate.
+
+    All are resampled by the same episodes, so what two policies have in common cancels. They hold the estimator for
+    true: what it gets wrong on both sides they do not know.
+    """
+    dataset = pool.dataset
+    places = {name: i for i, name in enumerate(scores.index)}
+    chosen = [places[name] for name in choice.deploy[:1]]
+    cloned = [places[name] for name in selectors.cloning(pool.table.set_index("candidate"))]
+    rows = []
+    for name in VALUE:
+        if name not in replicates or not chosen or not np.isfinite(replicates[name][chosen]).all():
+            continue
+        drawn = replicates[name]
+        mine = drawn[chosen[0]]
+        row: dict[str, Any] = {"estimate": name, "choice": float(scores[name].iloc[chosen[0]])}
+        if cloned and np.isfinite(drawn[cloned]).all():
+            row["bc"] = float(scores[name].iloc[cloned].mean())
+            row["beats_bc"] = chance(mine - drawn[cloned].mean(0))
+        if name == "behaviour_advantage":  # an advantage over the behaviour: its own value is 0
+            row["behaviour"], row["beats_behaviour"] = 0.0, chance(mine)
+        else:
+            logged = dataset.returns_to_go(evaluation.DISCOUNT)[dataset.starts]
+            weights = pool.episode_weights
+            row["behaviour"] = float(logged.mean())
+            row["beats_behaviour"] = chance(mine - weights @ logged / weights.sum(1))
+        rows.append(row)
+    columns = ["estimate", "choice", "bc", "beats_bc", "behaviour", "beats_behaviour"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def chance(differences: np.ndarray) -> float:
+    """Share of bootstrap differences above 0, ties half; never quite 0 or 1, which so many draws cannot show."""
+    n = len(differences)
+    return float(((differences > 0).sum() + 0.5 * (differences == 0).sum() + 0.5) / (n + 1))
+
+
+def agreement(scores: pd.DataFrame, veto: pd.Series) -> float:
+    """Kendall's W between the value and support diagnostics, over the candidates that are not vetoed."""
+    kept = scores[veto == ""]
+    columns = []
+    for members in (*selectors.VALUE, *selectors.SUPPORT):
+        name = next((n for n in members if n in kept and kept[n].notna().all()), None)
+        if name is not None:
+            columns.append(kept[name] * (-1 if selectors.DIRECTIONS[name] == "low" else 1))
+    if len(columns) < 2 or len(kept) < 3:
+        return float("nan")
+    return float(kendall_w(np.stack([column.to_numpy() for column in columns])))
+
+
+def dissent(
+    scores: pd.DataFrame, described: pd.DataFrame, known: dict[str, selectors.Selector], choice: Choice, chosen: str
+) -> pd.DataFrame:
+    """What the other selectors would choose, and at which place of their order the choice stands."""
+    rows = []
+    for name, selector in known.items():
+        if name == chosen:
+            continue
+        other = selectors.choose(scores, described, selector)
+        if not len(other.ranking):
+            continue
+        place = np.nan
+        if choice.deploy and choice.deploy[0] in other.ranking:
+            place = int((other.ranking > other.ranking[choice.deploy[0]]).sum()) + 1
+        rows.append(
+            {
+                "selector": name,
+                "would_choose": other.top[0],
+                "algorithm": described.loc[other.top[0], "algorithm"],
+                "abstains": bool(other.abstains),
+                "agrees": bool(set(other.deploy) & set(choice.deploy)),
+                "place_of_choice": place,
+                "of": len(other.ranking),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+# What is printed and written
+
+
+def report(selection: Selection, console: Console) -> None:
+    """The terminal's page."""
+    pool = selection.pool
+    console.print(
+        f"[bold]{len(pool)} candidates[/] of {pool.table['run'].nunique()} runs on {pool.dataset.name}; "
+        f"{int(pool.held_out.sum())} of {pool.dataset.episodes} episodes held out; "
+        f"coverage {selection.scores.attrs['coverage']:.2f}",
+        highlight=False,
+    )
+    if not pool.held_out.any():
+        console.print("[yellow]no episode is held out: nothing that needs held-out data was measured[/]; "
+                      "train with protocol.validation_fraction=0.1", highlight=False)  # fmt: skip
+    checks = selection.checks
+    for _, check in checks[checks["level"] != "ok"].iterrows():
+        console.print(f"[yellow]data: {check['check']}[/] {check['message']}", highlight=False)
+    console.print(_candidates_table(selection))
+    vetoed = selection.candidates[selection.candidates["veto"] != ""]
+    for reason, group in vetoed.groupby("veto"):
+        console.print(f"[red]vetoed[/] {len(group)}: {', '.join(group['candidate'][:4])}"
+                      f"{', ...' if len(group) > 4 else ''}: {reason}", highlight=False)  # fmt: skip
+    if len(selection.workflow):
+        table = Table(title="workflow: what the curves say of each member", title_justify="left", box=None)
+        for name in ("run", "member", "verdict", "step", "advice"):
+            table.add_column(name)
+        for _, row in selection.workflow.iterrows():
+            table.add_row(Path(row["run"]).name, str(row["member"]), row["verdict"], f"{row['step']:,}", row["advice"])
+        console.print(table)
+    console.print(_decision(selection), highlight=False)
+
+
+def _candidates_table(selection: Selection) -> Table:
+    shown = [name for name in ("behaviour_advantage", "fqe_lcb", "lstd", "action_distance", "ood_fraction", "td_error")
+             if name in selection.scores and selection.scores[name].notna().any()]  # fmt: skip
+    table = Table(title=f"by {selection.selector}", title_justify="left", box=None)
+    for name in ("", "candidate", "algorithm", "setting", "step", "score", *shown):
+        table.add_column(name.replace("_", " "), justify="left" if name in ("candidate", "setting") else "right")
+    errors = selection.scores.attrs["standard_error"]
+    for place, (_, row) in enumerate(selection.candidates.head(SHOWN).iterrows(), 1):
+        cells = []
+        for name in shown:
+            value, error = (float(source.loc[row["candidate"], name]) for source in (selection.scores, errors))  # type: ignore[arg-type]
+            cells.append("-" if np.isnan(value) else f"{value:.3g}" + (f" ± {error:.1g}" if error == error else ""))
+        score = "veto" if row["veto"] else "-" if np.isnan(row["score"]) else f"{row['score']:.3f}"
+        style = "bold" if row["candidate"] in selection.choice.deploy else "red" if row["veto"] else ""
+        table.add_row(str(place), row["candidate"], row["algorithm"], row["setting"], f"{row['step']:,}", score,
+                      *cells, style=style)  # fmt: skip
+    if len(selection.candidates) > SHOWN:
+        table.caption = f"and {len(selection.candidates) - SHOWN} more in candidates.csv"
+    return table
+
+
+def _decision(selection: Selection) -> str:
+    choice, lines = selection.choice, [""]
+    if choice.abstains:
+        target = f"behaviour cloning, {choice.deploy[0]}" if choice.deploy else (
+            "behaviour cloning: the pool has none, train one with algo=bc on this dataset")  # fmt: skip
+        lines.append(f"[bold]deploy {target}[/]\n  the selector abstains: {choice.abstains}")
+    elif choice.deploy:
+        ties = f" (shares the first place with {choice.tied - 1} more)" if choice.tied > 1 else ""
+        lines.append(f"[bold]deploy {choice.deploy[0]}[/]{ties}")
+    lines.append(f"  top {len(choice.top)}: {', '.join(choice.top)}; ranked by {'; '.join(choice.notes)}")
+    if choice.deploy:
+        row = selection.candidates.set_index("candidate").loc[choice.deploy[0]]
+        lines.append(
+            f"  in Python: act = offrl.runs.Run.open({row['run']!r}).actor(step={row['step']}, member={row['member']})"
+        )
+    for _, row in selection.chances.iterrows():
+        known = [
+            f"P(beats {what}) = {row[column]:.2f}"
+            for what, column in (("BC", "beats_bc"), ("the logged behaviour", "beats_behaviour"))
+            if np.isfinite(row[column])
+        ]
+        lines.append(f"  by {row['estimate']}: {', '.join(known)}")
+    if not len(selection.chances):
+        lines.append("  how likely it beats BC or the data is not known: no value estimate applies")
+    if not np.isnan(selection.agreement):
+        warning = ": they contradict each other, trust the order little" if selection.agreement < LOW_AGREEMENT else ""
+        lines.append(f"  agreement of the diagnostics: Kendall's W {selection.agreement:.2f}{warning}")
+    others = selection.dissent
+    if len(others):
+        against = others[~others["agrees"]]
+        lines.append(f"  {len(others) - len(against)} of {len(others)} other selectors would deploy the same")
+        for _, row in against.head(6).iterrows():
+            lines.append(f"    {row['selector']} would choose {row['would_choose']}; the choice is its "
+                         f"{row['place_of_choice']:.0f}. of {row['of']}")  # fmt: skip
+    lines.append(f"  {selection.seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def as_json(selection: Selection) -> dict[str, Any]:
+    """Everything that was decided and why; nan becomes null."""
+    pool, choice = selection.pool, selection.choice
+
+    def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+        return json.loads(frame.to_json(orient="records", double_precision=12))
+
+    return {
+        "dataset": pool.dataset.name,
+        "fingerprint": pool.dataset.fingerprint,
+        "held_out_episodes": int(pool.held_out.sum()),
+        "coverage": selection.scores.attrs["coverage"],
+        "selector": selection.selector,
+        "deploy": choice.deploy,
+        "abstains": choice.abstains,
+        "top": choice.top,
+        "notes": choice.notes,
+        "chances": records(selection.chances),
+        "agreement": None if np.isnan(selection.agreement) else selection.agreement,
+        "dissent": records(selection.dissent),
+        "workflow": records(selection.workflow),
+        "data_checks": records(selection.checks),
+        "candidates": records(selection.candidates),
+        "seconds": round(selection.seconds, 1),
+    }
+
+
+def draw(selection: Selection, file: Path) -> None:
+    """Two pictures: every candidate by value and by support, and where each selector places the choice."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scores, described = selection.scores, selection.candidates.set_index("candidate")
+    eligible = described["veto"].reindex(scores.index) == ""
+    value, value_names = selectors.group_rank(scores, selectors.VALUE, eligible)
+    support, support_names = selectors.group_rank(scores, selectors.SUPPORT, eligible)
+    figure = Figure(figsize=(11, 4.8), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    scatter, bars = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.3, 1]})
+    if value is not None and support is not None:
+        for i, (algorithm, group) in enumerate(described.groupby("algorithm")):
+            names = group.index[eligible[group.index]]
+            scatter.scatter(support[names], value[names], s=26, color=f"C{i}", alpha=0.75, label=algorithm)
+        chosen = [name for name in selection.choice.deploy if eligible[name]]
+        scatter.scatter(support[chosen], value[chosen], s=170, facecolors="none", edgecolors="black",
+                        linewidths=1.6, label="deployed")  # fmt: skip
+        scatter.legend(frameon=False, fontsize=8, loc="best")
+    scatter.set_xlabel(f"support rank ({', '.join(support_names)})", fontsize=8)
+    scatter.set_ylabel(f"value rank ({', '.join(value_names)})", fontsize=8)
+    scatter.set_title("1 is the best of the pool", fontsize=9)
+    others = selection.dissent.dropna(subset=["place_of_choice"]) if len(selection.dissent) else selection.dissent
+    if len(others):
+        share = 1 - (others["place_of_choice"] - 1) / np.maximum(others["of"] - 1, 1)
+        bars.barh(others["selector"], share, color="#1f5fa8")
+        bars.invert_yaxis()
+        bars.tick_params(axis="y", labelsize=7)
+        bars.set_xlim(0, 1)
+        bars.set_title("place of the choice in the other selectors' orders (1: first)", fontsize=9)
+    figure.suptitle(f"selection on {selection.pool.dataset.name}", fontsize=11, x=0.01, ha="left", fontweight="bold")
+    for axes in (scatter, bars):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
+def write(selection: Selection, folder: Path) -> None:
+    """candidates.csv, diagnostics.csv, selection.json, selection.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    selection.candidates.to_csv(folder / "candidates.csv", index=False)
+    selection.table.to_csv(folder / "diagnostics.csv", index=False)
+    write_whole(folder / "selection.json", json.dumps(as_json(selection), indent=1))
+    draw(selection, folder / "selection.png")
+
+
+@contextmanager
+def progress_bar(console: Console):
+    """A function (measurement, done, total) that shows how far the measuring is."""
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        yield show
+
+
+OPTIONS = {
+    "selector": f"who ranks: {', '.join(selectors.SELECTORS)}, any diagnostic, or FILE.py:FUNCTION",
+    "diagnostics": "names with commas; default: all that need nothing but the data",
+    "checkpoints": "at most so many per member, evenly spread, the last among them; default: all",
+    "rows": "transitions of each split that are looked at; default 20000",
+    "out": "folder for the tables, the picture and selection.json; default: selection, beside the first run",
+}
+
+
+def main() -> None:
+    def command() -> None:
+        parsed = commands.parse(
+            sys.argv[1:],
+            "select",
+            "Choose a policy from the data alone. The candidates are all checkpoints of all members of the runs,\n"
+            "which must be on one dataset. No environment is opened, and no evaluation of the runs is read. What was\n"
+            "measured is kept with the runs (RUN/diagnostics), so the command goes on where it was interrupted.",
+            OPTIONS,
+            "  python -m offrl.select runs/builtin-hopper-medium-replay/*\n"
+            "  python -m offrl.select runs/file-log/* selector=support_only checkpoints=5\n"
+            "  python -m offrl.select RUN diagnostics=behaviour_advantage,action_distance --json",
+        )
+        devices.set_up()
+        options = parsed.options
+        names = options["diagnostics"].split(",") if options.get("diagnostics") else None
+        numbers = {name: commands.whole_number(name, options[name])
+                   for name in ("checkpoints", "rows") if name in options}  # fmt: skip
+        console = Console(stderr=parsed.json)
+        with progress_bar(Console(stderr=True)) as show:
+            found = select(parsed.paths, options.get("selector", selectors.DEFAULT), names, progress=show, **numbers)
+        folder = Path(options.get("out") or parsed.paths[0].parent / "selection")
+        write(found, folder)
+        if parsed.json:
+            print(json.dumps(as_json(found), indent=1))
+        else:
+            report(found, console)
+            console.print(f"  written to {folder}", highlight=False)
+
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

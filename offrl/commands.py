@@ -24,6 +24,7 @@ def parse(
     examples: str,
     what: str = "RUN",
     meaning: str = "a run directory that offrl.train made",
+    optional: bool = False,
 ) -> Arguments:
     """Paths, the options that were given (as text), and whether JSON is wanted. `--help` prints all of it.
 
@@ -39,7 +40,7 @@ def parse(
         + "\n".join(f"  {name + '=':13}{text}" for name, text in options.items())
         + f"\n\nexamples:\n{examples}",
     )
-    parser.add_argument("arguments", nargs="+", metavar=what, help=meaning)
+    parser.add_argument("arguments", nargs="*" if optional else "+", metavar=what, help=meaning)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
     parsed = parser.parse_args(arguments)
     paths, given = [], {}
@@ -51,7 +52,7 @@ def parse(
             raise UserError(f"{argument}: no such option; {nearest(name, options)}")
         else:
             given[name] = value
-    if not paths:
+    if not paths and not optional:
         raise UserError(f"no {what.lower()} given; name one or more: {meaning}")
     return Arguments(paths, given, parsed.json)
 

@@ -266,8 +266,9 @@ OPTIONS = {
 }
 
 
-def make_plan(parsed: commands.Arguments) -> Plan:
-    """
+def make_plan(parsed: commands.Arguments, algorithms: list[str] | None = None) -> Plan:
+    """The plan that a command's arguments ask for; `algorithms` instead of the table's.
+
     Raises:
         UserError: an unknown table, dataset, algorithm or protocol.
     """
@@ -278,7 +279,8 @@ def make_plan(parsed: commands.Arguments) -> Plan:
         raise UserError(f"table {given!r}: give one of {listed}")
     name, options = str(parsed.paths[0]), parsed.options
     table = known[name]
-    algorithms = options["algorithms"].split(",") if "algorithms" in options else table["algorithms"]
+    if algorithms is None:
+        algorithms = options["algorithms"].split(",") if "algorithms" in options else table["algorithms"]
     for algorithm in algorithms:
         offrl.algorithm.load(algorithm)
     datasets = options["datasets"].split(",") if "datasets" in options else table["datasets"]

@@ -41,13 +41,22 @@ Metrics = dict[str, jax.Array]
 Update = Callable[[jax.Array, State, Any, Any], tuple[State, Metrics]]
 
 
-def option(default: Any, help: str, *, static: bool = False, choices: tuple[str, ...] = ()) -> Any:
+def option(
+    default: Any,
+    help: str,
+    *,
+    static: bool = False,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
     """A field of an algorithm's Config.
 
     Numbers are pytree leaves, so that members of one compiled program may differ in them; `static` marks structure
-    (widths, counts, names), which all members of a run share. `choices` lists the allowed names of a string.
+    (widths, counts, names), which all members of a run share. `choices` lists the allowed names of a string;
+    `low` and `high` are the ends, both allowed, of what makes sense for a number.
     """
-    metadata = {"pytree_node": not static, "help": help, "choices": choices}
+    metadata = {"pytree_node": not static, "help": help, "choices": choices, "low": low, "high": high}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -67,7 +67,7 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
     """`value` as the type of the option's default.
 
     Raises:
-        UserError: it is of another type, not finite, below 1 for a count or a width, or not among the option's choices.
+        UserError: it is of another type, not finite, below 1 for a count or a width, out of range, or no choice.
     """
     default = field.default
     counts = not field.metadata.get("pytree_node", True)  # whole numbers in the structure of the program
@@ -95,6 +95,12 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
     for item in value if isinstance(value, tuple) else (value,):
         if counts and isinstance(item, int) and not isinstance(item, bool) and item < 1:
             raise UserError(f"{name}={value}: must be 1 or more")
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    if (low is not None and value < low) or (high is not None and value > high):
+        allowed_range = (
+            f"{low:g} or more" if high is None else f"{high:g} or less" if low is None else f"from {low:g} to {high:g}"
+        )
+        raise UserError(f"{name}={value}: must be {allowed_range}")
     return value
 
 

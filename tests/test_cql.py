@@ -17,8 +17,10 @@ from plain import (
 )
 from scipy.special import logsumexp
 
+import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.algorithms import cql, sac_n
+from offrl.configuration import member_configs, option_defaults, tuned_values
 from offrl.data.dataset import Transitions
 
 GOLDEN = Path(__file__).parent / "golden" / "cql.npz"
@@ -316,3 +318,35 @@ def test_the_log_deviation_may_be_an_affine_function_and_the_activation_an_elu()
         x = np.where(x > 0, x, np.exp(x) - 1)
     expected = (x @ layers["Dense_2"]["kernel"] + layers["Dense_2"]["bias"])[:, :2]
     np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "expected"),
+    [
+        ("cql", "d4rl:antmaze-umaze-v2", {"gap_floor": -200.0, "backup": "min_then_max"}),
+        ("cql", "d4rl:maze2d-large-v1", {"lagrange_threshold": 5.0, "weight": 10.0}),
+        ("cql", "minari:D4RL/pen/human-v2", {"weight": 1.0}),
+        ("cql", "d4rl:hopper-medium-v2", {}),
+        ("sac_n", "d4rl:hopper-medium-v2", {"num_critics": 500}),
+        ("sac_n", "d4rl:walker2d-medium-v2", {"num_critics": 20}),
+        ("edac", "d4rl:pen-cloned-v1", {"backup": "max_online", "eta": 10.0}),
+        ("edac", "d4rl:walker2d-medium-expert-v2", {"eta": 5.0}),
+        ("edac", "d4rl:door-human-v1", {"num_critics": 50}),
+    ],
+)
+def test_published_values_are_options(name, dataset, expected):
+    values, source = tuned_values(name, dataset)
+    assert expected.items() <= values.items()
+    assert bool(source) == bool(values)
+    options = option_defaults(offrl.algorithm.load(name))
+    for key, value in values.items():
+        outer, _, inner = key.partition(".")
+        if inner:
+            assert inner in options[outer]
+            options[outer][inner] = value
+        else:
+            assert key in options
+            options[key] = value
+    ((config, _, _),) = member_configs(offrl.algorithm.load(name), options, [0])
+    for key, value in expected.items():
+        assert getattr(config, key) == value

@@ -94,6 +94,9 @@ FAST = {"discount": DISCOUNT, "polyak": 0.02, "actor_learning_rate": 2e-3, "crit
     [
         ("td3_bc", {"alpha": 10.0, **FAST}),
         ("iql", {"expectile": 0.9, "temperature": 10.0, "value_learning_rate": 2e-3, **FAST}),
+        ("sac_n", {"num_critics": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
+        ("edac", {"num_critics": 3, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
+        ("cql", {"weight": 0.1, "sampled_actions": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
         ("rebrac", FAST),
         ("awac", {"temperature": 0.1, **FAST}),
         ("crr", {"temperature": 0.1, "samples": 4, "critic_expectile": 0.5, **FAST}),

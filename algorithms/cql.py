@@ -183,7 +183,8 @@ def sample_actions(keys: jax.Array, state: State, batch: Transitions, config: Co
     uniform_log_density = jnp.full((n, rows), action_dim * jnp.log(0.5))
     of_here, here_log_prob = draw(keys[2], n, here)
     of_there, there_log_prob = draw(keys[3], n, there)
-    next_actions, next_log_prob = draw(keys[0], n if config.backup.startswith("m") else 1, there)
+    best_of_several = config.backup in ("max_then_min", "min_then_max")
+    next_actions, next_log_prob = draw(keys[0], n if best_of_several else 1, there)
     samples = Samples(
         actions=jnp.concatenate([uniform, of_here, of_there]),
         log_densities=jnp.concatenate([uniform_log_density, here_log_prob, there_log_prob]),

@@ -19,11 +19,11 @@ Lagrange multiplier, three layers. What differs between the published codes, and
   authors' does; JaxCQL's at e.
 - `backup` by the best of n actions of the target critics: for each critic and then the lower one, "max_then_min" (the
   authors); or of the lower one, "min_then_max" (JaxCQL, CORL). Both without the entropy.
-- Order: the authors and CORL compute the critics' losses with the policy from before its step, JaxCQL all at once.
+- Order: the authors compute the critics' losses with the policy from before its step, JaxCQL takes all steps at once.
 - `affine_log_std`: JaxCQL and CORL learn a multiplier and an offset (1 and -1 at first) of the log deviation, which is
   clipped to [-20, 2] instead of [-5, 2].
 - `bc_steps`: the policy clones first, for 40,000 updates in the authors' script and not at all elsewhere and here.
-  CORL's density there ignores the actions of the data; ours is theirs.
+  CORL's log-density there is not that of the data's actions, which it ignores; ours is.
 - CQL+ (sail-sg/offbench) is `activation=elu sampled_actions=50 hidden_dims=[256,256] affine_log_std=true`, on Adroit
   with a `reward_clip`; CORL's critics of AntMaze have different depths, ours the same.
 """

@@ -7,7 +7,7 @@ temperature), critics (with the new policy; its entropy is part of the target), 
 That is CORL's order, draws and losses. The authors' code (snu-mllab/EDAC) computes all losses before any of the steps,
 and the temperature's from the actions of the policy's. Its max-Q backup, for Adroit, asks the learned critics instead
 of their targets, and leaves the entropy away: `backup="max_online"` here. CORL draws the critics' weights from a range
-by the fan-out of a layer, which for the first one is 4 times too narrow; here it is the fan-in.
+by the fan-out of a layer, for the first one of hopper 4 times too narrow; here it is by the fan-in.
 """
 
 from typing import Any

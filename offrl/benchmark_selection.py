@@ -408,7 +408,8 @@ def benchmark(
         raise UserError("no selector can be fed from every pool: the tables have no diagnostic of a known direction")
     unknown = {name for name in names for known in fed[:1] if ":" not in name and all(name not in k for k in fed)}
     for name in unknown:
-        raise UserError(f"selector {name}: {nearest(name, {n for known in fed for n in known})}")
+        known_names = {n for known in fed for n in known}
+        raise UserError(f"selector {name}: not among those that the tables feed; {nearest(name, known_names)}")
     if baseline is not None and baseline not in names:
         raise UserError(f"baseline {baseline}: not among the selectors scored; {nearest(baseline, names)}")
     baseline = baseline or (selectors.DEFAULT if selectors.DEFAULT in names else names[0])
@@ -441,15 +442,18 @@ def benchmark(
     draws = random.integers(len(kept), size=(resamples, len(kept)))
     uniform = random.random((resamples, len(kept)))
 
+    found = {key: part.set_index("pool")["value"] for key, part in points.groupby(["selector", "metric"], sort=False)}
+
     def column(name: str, metric: str) -> tuple[np.ndarray, list[np.ndarray | None]]:
-        part = points[(points["selector"] == name) & (points["metric"] == metric)].set_index("pool")["value"]
-        return part.reindex(pool_names).to_numpy(), [drawn[pool].get(name, {}).get(metric) for pool in pool_names]
+        return found[name, metric].reindex(pool_names).to_numpy(), [
+            drawn[pool].get(name, {}).get(metric) for pool in pool_names
+        ]
 
     ends = [(1 - level) / 2, (1 + level) / 2]
     summary = []
-    for (selector, what), part in points.groupby(["selector", "metric"], sort=False):
+    for (selector, what), part in found.items():
         name, metric = str(selector), str(what)
-        values = part["value"].dropna()
+        values = part.dropna()
         if values.empty:
             continue
         spread = over_pools(*column(name, metric), draws, uniform)
@@ -573,7 +577,7 @@ def read_pools(diagnostics: Path, oracle: Path, warn: Callable[[str], None] = la
     table = read_csv(diagnostics)
     require(table, ["candidate", *CANDIDATE_COLUMNS, "dataset", "diagnostic", "value"], diagnostics)
     table["value"] = numbers(table, "value", diagnostics)
-    table["setting"] = table["setting"].fillna("").astype(str)
+    table["setting"] = table["setting"].astype(object).fillna("").astype(str)
     prints = ["fingerprint"] if "fingerprint" in table else []
     returns, errors, episodes, reference = read_oracle(oracle, warn)
     pools = []
@@ -833,8 +837,9 @@ def show(result: Result, console: Console) -> None:
     kept = result.pools[result.pools["dropped"] == ""]
     metrics = {metric: title for metric, title in SHOWN.items() if (result.summary["metric"] == metric).any()}
     table = summary_table(result, metrics)
+    unbounded = console.options.update(max_width=10_000)
     for metric in DISPENSABLE:
-        if console.measure(table).maximum <= console.width:
+        if console.measure(table, options=unbounded).maximum <= console.width:
             break
         metrics.pop(metric, None)
         table = summary_table(result, metrics)

@@ -59,7 +59,7 @@ VETOES = {
 }
 """Health checks: the highest value that passes, and what to say of one that does not (selection.md: NaN, B3 > 1 %)."""
 
-VALUE = (("fqe_lcb", "lstd_lcb"), ("behaviour_advantage",), ("model_value",))
+VALUE = (("fqe_lcb", "lstd_lcb", "fqe", "lstd"), ("behaviour_advantage",), ("model_value",))
 SUPPORT = (("action_distance", "behaviour_log_prob"), ("ood_fraction",), ("return_weighted_action_distance",))
 FIT = (("td_error",), ("ridge_bellman_error",), ("rank_opc",))
 """Members of each group of the composite. Of several names for one member, the first that any candidate has is used."""

@@ -290,7 +290,7 @@ def init_ensemble(key: jax.Array, config: DynamicsConfig, spec: Spec) -> Ensembl
     return Ensemble(
         params=params,
         training=copy(params),
-        opt=adam_init(params),
+        opt=jax.vmap(adam_init)(params),
         holdout_error=jnp.full(size, jnp.inf),
         holdout_termination_error=jnp.full(size, jnp.inf),
         elites=jnp.arange(config.elites, dtype=jnp.int32),
@@ -311,13 +311,21 @@ def begin_ensemble(ensemble: Ensemble, data: ModelData) -> Ensemble:
     return ensemble.replace(statistics=statistics)
 
 
-def repeat(times: jax.Array, function: Callable[[Any], Any], value: Any) -> Any:
-    """`function` applied to `value` so many times; 0 leaves it as it is.
+def where_due(
+    due: jax.Array, function: Callable[[Ensemble], Ensemble], ensemble: Ensemble, changed: tuple[str, ...]
+) -> Ensemble:
+    """`function(ensemble)` where it is due, and `ensemble` elsewhere; `changed`: the fields that `function` changes.
 
-    For what is due only sometimes. `lax.cond` would do, but under `vmap` it computes both branches every time; a loop
-    of no turns computes nothing.
+    A loop of one turn or none. `lax.cond` would do, but under `vmap` it computes both branches every time, and a loop
+    of no turns computes nothing. Only what is changed is carried, and copied.
     """
-    return jax.lax.fori_loop(0, times, lambda _, value: function(value), value)
+
+    def turn(_: Any, fields: dict[str, Any]) -> dict[str, Any]:
+        after = function(ensemble.replace(**fields))
+        return {name: getattr(after, name) for name in changed}
+
+    fields = {name: getattr(ensemble, name) for name in changed}
+    return ensemble.replace(**jax.lax.fori_loop(0, jnp.where(due, 1, 0), turn, fields))
 
 
 def train_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ensemble:
@@ -328,32 +336,34 @@ def train_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ense
         ensemble.statistics, batch.observations, batch.actions, batch.next_observations
     )
 
-    def loss(params: Any) -> tuple[jax.Array, Metrics]:
-        each = (0, 0, 0, None)
-        dynamics = jax.vmap(dynamics_loss, each)(params["dynamics"], inputs, targets, config)
-        termination = jax.vmap(termination_loss, each)(
-            params["termination"], for_termination, batch.terminations, config
-        )
-        metrics = {"dynamics_loss": dynamics.mean(), "termination_loss": termination.mean()}
-        return dynamics.sum() + termination.sum(), metrics
+    def one(params: Any, opt: Any, inputs: Any, targets: Any, for_termination: Any, terminations: Any) -> Any:
+        def loss(params: Any) -> tuple[jax.Array, Metrics]:
+            dynamics = dynamics_loss(params["dynamics"], inputs, targets, config)
+            termination = termination_loss(params["termination"], for_termination, terminations, config)
+            return dynamics + termination, {"dynamics_loss": dynamics, "termination_loss": termination}
 
-    training, opt, metrics = adam_step(loss, ensemble.training, ensemble.opt, config.dynamics_learning_rate)
-    return ensemble.replace(training=training, opt=opt, metrics=metrics)
+        return adam_step(loss, params, opt, config.dynamics_learning_rate)
+
+    training, opt, metrics = jax.vmap(one)(
+        ensemble.training, ensemble.opt, inputs, targets, for_termination, batch.terminations
+    )
+    return ensemble.replace(training=training, opt=opt, metrics=jax.tree.map(jnp.mean, metrics))
 
 
 def holdout_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ensemble:
     """Evaluate what is being trained on held-out rows [rows, ...]; keep each member's better snapshot."""
     inputs = dynamics_inputs(ensemble.statistics, batch.observations, batch.actions)
-    mean, _ = jax.vmap(dynamics_network(config, batch.observations.shape[-1]).apply, (0, None))(
-        ensemble.training["dynamics"], inputs
-    )
-    error = ((mean - targets_of(batch)) ** 2).mean((1, 2))
     for_termination = termination_inputs(
         ensemble.statistics, batch.observations, batch.actions, batch.next_observations
     )
-    termination_error = jax.vmap(termination_loss, (0, None, None, None))(
-        ensemble.training["termination"], for_termination, batch.terminations, config
-    )
+    network, targets = dynamics_network(config, batch.observations.shape[-1]), targets_of(batch)
+
+    def errors(params: Any) -> tuple[jax.Array, jax.Array]:
+        mean, _ = network.apply(params["dynamics"], inputs)
+        termination = termination_loss(params["termination"], for_termination, batch.terminations, config)
+        return ((mean - targets) ** 2).mean(), termination
+
+    error, termination_error = jax.vmap(errors)(ensemble.training)
     better = error < (1 - IMPROVEMENT) * ensemble.holdout_error
     better_termination = termination_error < (1 - IMPROVEMENT) * ensemble.holdout_termination_error
 
@@ -387,8 +397,9 @@ def update_ensemble(
     def evaluate(ensemble: Ensemble) -> Ensemble:
         return holdout_step(ensemble, rows_of(data.transitions, jnp.asarray(data.holdout_rows)), config)
 
-    ensemble = repeat(jnp.where(going_on, 1, 0), train, ensemble)
-    ensemble = repeat(jnp.where(going_on & (step % config.holdout_every == 0), 1, 0), evaluate, ensemble)
+    ensemble = where_due(going_on, train, ensemble, ("training", "opt", "metrics"))
+    snapshots = ("params", "holdout_error", "holdout_termination_error", "elites", "stale")
+    ensemble = where_due(going_on & (step % config.holdout_every == 0), evaluate, ensemble, snapshots)
     elite = ensemble.elites
     return ensemble, {
         **ensemble.metrics,

@@ -1,0 +1,112 @@
+"""MOReL: model-based offline reinforcement learning (Kidambi et al. 2020, arXiv:2005.05951).
+
+The policy is trained in a pessimistic MDP (definition 2): where the members' means differ by more than a threshold,
+the rollout halts with a low reward. The disagreement is d(s, a) = max_ij |f_i - f_j| over the elites, reward included;
+the threshold is `threshold` times the largest d on the data, the reward the data's smallest plus `halt_reward_offset`.
+
+The policy optimiser is the soft actor-critic with 10 critics that unifloral uses, instead of the paper's natural policy
+gradient in the model; its numbers are the defaults here. unifloral measures the largest disagreement between the means
+of *different* transitions of two batches, which is no disagreement of the ensemble, and quadratic in the rows; here it
+is that of one transition, over all the data the model was trained on. Its rollouts go on behind terminations; here
+they stop. With an infinite threshold it is MOPO without a penalty.
+"""
+
+from __future__ import annotations
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from offrl import dynamics, model_based, soft_actor_critic
+from offrl.algorithm import Metrics, Phase, Spec, option
+from offrl.data.transforms import Preprocessing
+from offrl.dynamics import Ensemble, Model, ModelData, Steps
+from offrl.model_based import (
+    ROLLOUTS_AT_ONCE,
+    ModelBasedConfig,
+    advance,
+    dynamics_phase,
+    mixed_batch,
+    policy,
+    policy_act,
+    prepare,
+    progress,
+    roll_out,
+)
+
+__all__ = ["Config", "init", "phases", "policy", "prepare"]
+
+
+@flax.struct.dataclass
+class Config(ModelBasedConfig):
+    threshold: float = option(1.0, "halt where the disagreement is above so many times the data's largest")
+    halt_reward_offset: float = option(-200.0, "reward of halting, relative to the data's smallest reward")
+    critics: int = option(10, "critics; their smallest value counts", static=True)
+    critic_learning_rate: float = option(1e-4, "Adam step size of the critics")
+    actor_schedule: str = option(
+        "constant", "decay of the policy's step size over the run", static=True, choices=("cosine", "constant")
+    )
+    real_ratio: float = option(0.01, "share of a batch that comes from the data", static=True)
+    preprocessing: Preprocessing = option(Preprocessing(), "steps applied to the data", static=True)
+
+
+@flax.struct.dataclass
+class State(model_based.State):
+    largest_disagreement: jax.Array  # on the data
+    smallest_reward: jax.Array
+
+
+def init(key: jax.Array, config: Config, spec: Spec) -> State:
+    parts = model_based.init_parts(key, config, spec)
+    return State(**parts, largest_disagreement=jnp.zeros(()), smallest_reward=jnp.zeros(()))
+
+
+def disagreement(ensemble: Ensemble, mean: jax.Array, log_var: jax.Array) -> jax.Array:
+    """The largest distance between two elites' means, [n], from those of all members."""
+    return dynamics.max_pairwise(jax.random.key(0), mean[ensemble.elites], log_var[ensemble.elites])
+
+
+def begin_policy(key: jax.Array, state: State, dataset: ModelData, config: Config) -> State:
+    """Measure the data: the largest disagreement, in parts that fit, and the smallest reward."""
+    rows, transitions = jnp.asarray(dataset.train_rows), dataset.transitions
+
+    def largest(i: jax.Array, so_far: jax.Array) -> jax.Array:
+        # the last part holds some rows twice
+        part = rows[jnp.minimum(i * ROLLOUTS_AT_ONCE + jnp.arange(ROLLOUTS_AT_ONCE), len(rows) - 1)]
+        batch = dynamics.rows_of(transitions, part)
+        predicted = dynamics.predict(state.ensemble, batch.observations, batch.actions, config)
+        return jnp.maximum(so_far, disagreement(state.ensemble, *predicted).max())
+
+    parts = -(-len(rows) // ROLLOUTS_AT_ONCE)
+    return state.replace(
+        largest_disagreement=jax.lax.fori_loop(0, parts, largest, jnp.zeros(())),
+        smallest_reward=jnp.min(jnp.asarray(transitions.rewards)),
+    )
+
+
+def pessimistic_model(state: State, config: Config) -> Model:
+    def step(key: jax.Array, observations: jax.Array, actions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        key_step, _ = jax.random.split(key)  # as in mopo.py, whose draws these are
+        predicted = dynamics.step(key_step, state.ensemble, observations, actions, config)
+        unknown = disagreement(state.ensemble, predicted.mean, predicted.log_var)
+        halt = unknown > config.threshold * state.largest_disagreement
+        rewards = jnp.where(halt, state.smallest_reward + config.halt_reward_offset, predicted.rewards)
+        return predicted.next_observations, rewards, jnp.where(halt, 1.0, predicted.terminations)
+
+    return step
+
+
+def update_batch(key: jax.Array, state: State, batch: Steps, config: Config) -> tuple[State, Metrics]:
+    """One update from a given batch."""
+    learner, metrics = soft_actor_critic.update(key, state.learner, batch, progress(state), config)
+    return advance(state, learner), {**metrics, "batch_reward": batch.rewards.mean()}
+
+
+def update(key: jax.Array, state: State, dataset: ModelData, config: Config) -> tuple[State, Metrics]:
+    key_rollout, key_batch, key_update = jax.random.split(key, 3)
+    state = roll_out(key_rollout, state, dataset, config, policy_act(state, config), pessimistic_model(state, config))
+    return update_batch(key_update, state, mixed_batch(key_batch, state, dataset, config), config)
+
+
+def phases(config: Config) -> tuple[Phase, ...]:
+    return dynamics_phase(config), Phase("policy", update, begin=begin_policy)

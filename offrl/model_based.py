@@ -1,0 +1,159 @@
+"""What MOPO, MOReL, COMBO, RAMBO and MOBILE share: a phase for the dynamics, rollouts in them, mixed batches.
+
+The first phase trains the ensemble. In the policy phase every `rollout_every`-th update begins with rollouts from
+states of the data, under the policy as it stands, into a ring buffer that keeps the newest; a batch then holds
+`real_ratio` of its rows from the data and the rest from the buffer.
+
+The buffer is part of the state, so that a resumed run goes on as it would have, and part of every checkpoint: at the
+published sizes (50,000 rollouts of 5 steps, 5 of them kept) it holds 1.25 million rows, 135 MB for hopper. Smaller
+`rollout_batch_size` and `rollouts_kept` are the first thing to change for a short run on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from offrl import dynamics, soft_actor_critic
+from offrl.algorithm import Metrics, Phase, Spec, option
+from offrl.data.dataset import Dataset
+from offrl.dynamics import Act, Buffer, DynamicsConfig, Ensemble, Model, ModelData, Steps
+from offrl.errors import UserError
+from offrl.soft_actor_critic import Learner, SoftActorCriticConfig
+
+ROLLOUTS_AT_ONCE = 5_000
+"""What bounds the memory of rollouts: the hidden layers of all members for so many rows."""
+
+
+@flax.struct.dataclass
+class ModelBasedConfig(DynamicsConfig, SoftActorCriticConfig):
+    rollout_length: int = option(5, "steps of a rollout in the model, at most", static=True)
+    rollout_batch_size: int = option(50_000, "rollouts each time, from states of the data", static=True)
+    rollout_every: int = option(1_000, "policy updates between rollouts", static=True)
+    rollouts_kept: int = option(5, "the buffer holds as many rows as so many times' rollouts can make", static=True)
+    real_ratio: float = option(0.05, "share of a batch that comes from the data", static=True)
+
+
+@flax.struct.dataclass
+class State:
+    step: jax.Array
+    policy_step: jax.Array  # updates of the policy phase so far
+    updates: jax.Array  # of the whole policy phase: where the cosine ends
+    ensemble: Ensemble
+    learner: Learner
+    buffer: Buffer
+
+
+def chunks(config: ModelBasedConfig) -> tuple[int, int]:
+    """How many parts the rollouts are made in, and the rollouts of each; together at least `rollout_batch_size`."""
+    count = -(-config.rollout_batch_size // ROLLOUTS_AT_ONCE)
+    return count, -(-config.rollout_batch_size // count)
+
+
+def real_rows(config: ModelBasedConfig) -> int:
+    """Of a batch."""
+    return int(config.real_ratio * config.batch_size)
+
+
+def prepare(dataset: Dataset, config: ModelBasedConfig) -> ModelData:
+    """See `offrl.dynamics.prepare`."""
+    if not 0 <= config.real_ratio <= 1:
+        raise UserError(f"algo.real_ratio={config.real_ratio}: must be from 0 to 1")
+    return dynamics.prepare(dataset, config)
+
+
+def init_parts(key: jax.Array, config: ModelBasedConfig, spec: Spec) -> dict[str, Any]:
+    """The fields of a new `State`."""
+    key_ensemble, key_learner = jax.random.split(key)
+    count, size = chunks(config)
+    wants_model = real_rows(config) < config.batch_size
+    capacity = config.rollouts_kept * count * size * config.rollout_length if wants_model else 1
+    return {
+        "step": jnp.zeros((), jnp.int32),
+        "policy_step": jnp.zeros((), jnp.int32),
+        "updates": jnp.asarray(spec.updates, jnp.int32),
+        "ensemble": dynamics.init_ensemble(key_ensemble, config, spec),
+        "learner": soft_actor_critic.init(key_learner, config, spec),
+        "buffer": dynamics.init_buffer(capacity, spec),
+    }
+
+
+def init(key: jax.Array, config: ModelBasedConfig, spec: Spec) -> State:
+    return State(**init_parts(key, config, spec))
+
+
+def dynamics_phase(config: ModelBasedConfig) -> Phase:
+    """Trains `state.ensemble`."""
+
+    def begin(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig) -> Any:
+        return state.replace(ensemble=dynamics.begin_ensemble(state.ensemble, dataset))
+
+    def update(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig) -> tuple[Any, Metrics]:
+        ensemble, metrics = dynamics.update_ensemble(key, state.ensemble, state.step, dataset, config)
+        return state.replace(step=state.step + 1, ensemble=ensemble), metrics
+
+    return Phase("dynamics", update, config.dynamics_updates, begin)
+
+
+def model(ensemble: Ensemble, config: ModelBasedConfig) -> Model:
+    """The ensemble as an environment, without any penalty."""
+
+    def step(key: jax.Array, observations: jax.Array, actions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        prediction = dynamics.step(key, ensemble, observations, actions, config)
+        return prediction.next_observations, prediction.rewards, prediction.terminations
+
+    return step
+
+
+def policy_act(state: Any, config: ModelBasedConfig) -> Act:
+    """The policy's samples."""
+    actor, action_dim = state.learner.actor, state.buffer.rows.actions.shape[-1]
+
+    def act(key: jax.Array, observations: jax.Array) -> jax.Array:
+        return soft_actor_critic.sample_actions(key, actor, observations, action_dim, config)[0]
+
+    return act
+
+
+def roll_out(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig, act: Act, model: Model) -> Any:
+    """The state with new rollouts in its buffer, where they are due."""
+    if real_rows(config) == config.batch_size:
+        return state
+    count, size = chunks(config)
+    observations = jnp.asarray(dataset.transitions.observations)
+
+    def chunk(i: jax.Array, buffer: Buffer) -> Buffer:
+        key_start, key_rollout = jax.random.split(jax.random.fold_in(key, i))
+        start = observations[jax.random.randint(key_start, (size,), 0, len(observations))]
+        rows, valid = dynamics.rollout(key_rollout, start, act, model, config.rollout_length)
+        flat = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), rows)
+        return dynamics.add(buffer, flat, valid.reshape(-1))
+
+    due = state.policy_step % config.rollout_every == 0
+    # a loop of no turns where they are not; see offrl.dynamics.where_due
+    return state.replace(buffer=jax.lax.fori_loop(0, jnp.where(due, count, 0), chunk, state.buffer))
+
+
+def mixed_batch(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig) -> Steps:
+    """Rows of the data first, then rows of the buffer."""
+    key_real, key_model = jax.random.split(key)
+    count, total = real_rows(config), dataset.transitions.rewards.shape[0]
+    real = dynamics.rows_of(dataset.transitions, jax.random.randint(key_real, (count,), 0, total))
+    imagined = dynamics.sample(key_model, state.buffer, config.batch_size - count)
+    return jax.tree.map(lambda *columns: jnp.concatenate(columns), real, imagined)
+
+
+def progress(state: Any) -> jax.Array:
+    """How much of the policy phase is over, 0 to 1."""
+    return state.policy_step / state.updates
+
+
+def advance(state: Any, learner: Learner) -> Any:
+    """The state after an update of the policy phase."""
+    return state.replace(step=state.step + 1, policy_step=state.policy_step + 1, learner=learner)
+
+
+policy = soft_actor_critic.policy

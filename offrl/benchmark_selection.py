@@ -156,9 +156,7 @@ def references(pool: ScoredPool) -> dict[str, pd.Series]:
         "last checkpoint": one_of(pool.last) if not pool.last.all() else None,
         "default setting": one_of(pool.default) if pool.default.any() and not pool.default.all() else None,
         "bc": cloning if pool.cloned.any() else None,
-        "best algorithm": one_of(pool.last & (pool.candidates["algorithm"] == best).to_numpy())
-        if pool.candidates["algorithm"].nunique() > 1
-        else None,
+        "best algorithm": one_of(pool.last & (pool.candidates["algorithm"] == best).to_numpy()),
         "oracle": pool.returns.astype(float),
     }
     return {name: scores for name, scores in found.items() if scores is not None}
@@ -823,7 +821,7 @@ def summary_table(result: Result, metrics: Mapping[str, str]) -> Table:
             elif metric == "evaluations worth":
                 cells.append(f"{cell.median:.0f}")
             elif metric == "abstains":
-                cells.append(f"{cell.mean * cell.pools:.0f}")
+                cells.append(f"{cell.mean * cell.pools:.0f}" if cell.mean else "")
             else:
                 cells.append(f"{cell.mean:.2f}")
         style = {"composite": "bold", "single": "", "reference": "cyan", "oracle": "dim"}[row.kind]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
-from offrl.diagnostics.pool import Candidate, Pool, Rows
+from offrl.diagnostics.pool import CHUNK, Candidate, Pool, Rows
 
 NOT_HELD_OUT = "no episode is held out from all runs; train with protocol.validation_fraction above 0"
 TOP, BOTTOM = 0.2, 0.5
@@ -30,12 +30,26 @@ def no_critic(candidate: Candidate) -> str:
     return "" if candidate.discount is not None else f"{name} names no discount"
 
 
+def thinned(pool: Pool, split: str) -> np.ndarray:
+    """Indices of the rows of "train" or "validation" that critics are asked about: evenly spread, one chunk at most."""
+    rows = pool.train if split == "train" else pool.validation
+    assert rows is not None
+    return np.linspace(0, len(rows) - 1, min(len(rows), CHUNK)).round().astype(int)
+
+
+def critic_rows(pool: Pool, split: str) -> Rows:
+    """Those rows."""
+    rows = pool.train if split == "train" else pool.validation
+    assert rows is not None
+    return pool.once(f"critics' {split} rows", lambda: rows.take(thinned(pool, split)))
+
+
 def own_q(pool: Pool, candidate: Candidate, where: str) -> np.ndarray:
     """[2, n]: the lowest critic and the critics' standard deviation at (s, a); evaluated once.
 
     Args:
-        where: rows and actions: "train" or "validation", then "/data", "/policy" (a = pi(s)) or "/next" (s', pi(s'));
-            or "initial/policy".
+        where: "train" or "validation" (`critic_rows`), then "/data", "/policy" (a = pi(s)) or "/next" (s', pi(s'));
+            or "initial/policy", at the first states of all episodes.
     """
 
     def evaluate() -> np.ndarray:
@@ -44,13 +58,10 @@ def own_q(pool: Pool, candidate: Candidate, where: str) -> np.ndarray:
         if split == "initial":
             observations, actions = pool.initial_observations, one.actions("initial")[0]
         else:
-            rows = pool.train if split == "train" else pool.validation
-            assert rows is not None
+            rows = critic_rows(pool, split)
             observations = rows.next_observations if which == "next" else rows.observations
-            if which == "data":
-                actions = rows.actions
-            else:
-                actions = one.actions(split + ("_next" if which == "next" else ""))[0]
+            following = "_next" if which == "next" else ""
+            actions = rows.actions if which == "data" else one.actions(split + following)[0][thinned(pool, split)]
         q = pool.q(candidate, observations, actions)
         assert q is not None
         return np.stack([q.min(0), q.std(0)])
@@ -60,8 +71,7 @@ def own_q(pool: Pool, candidate: Candidate, where: str) -> np.ndarray:
 
 def td_parts(pool: Pool, candidate: Candidate, split: str) -> tuple[np.ndarray, np.ndarray]:
     """(error, target) [n] in double precision; target r + discount * Q(s', pi(s')), and r where the episode ended."""
-    rows = pool.train if split == "train" else pool.validation
-    assert rows is not None
+    rows = critic_rows(pool, split)
     assert candidate.discount is not None
     q = own_q(pool, candidate, f"{split}/data")[0].astype(np.float64)
     following = own_q(pool, candidate, f"{split}/next")[0].astype(np.float64)
@@ -131,7 +141,7 @@ def td_error(pool: Pool) -> dict[str, Scores]:
     """
     if reason := no_reason(pool):
         return all_not_applicable(pool, TD, reason)
-    assert pool.validation is not None
+    rows, train_rows = critic_rows(pool, "validation"), critic_rows(pool, "train")
 
     def moments(candidate: Candidate) -> np.ndarray:
         error, target = td_parts(pool, candidate, "validation")
@@ -140,8 +150,8 @@ def td_error(pool: Pool) -> dict[str, Scores]:
 
     held_out, reasons = of_candidates(pool, moments)
     train, _ = of_candidates(pool, lambda c: td_parts(pool, c, "train")[0][None] ** 2)
-    normalised = of_means(pool, [(pool.validation, held_out)], lambda e, y, yy: e / (yy - y**2))
-    ratio = of_means(pool, [(pool.validation, held_out[:1]), (pool.train, train)], lambda e, t: e / t)
+    normalised = of_means(pool, [(rows, held_out)], lambda e, y, yy: e / (yy - y**2))
+    ratio = of_means(pool, [(rows, held_out[:1]), (train_rows, train)], lambda e, t: e / t)
     return {"td_error": explained(normalised, reasons), "td_error_ratio": explained(ratio, reasons)}
 
 
@@ -160,8 +170,7 @@ def values(pool: Pool) -> dict[str, Scores]:
     """
     if reason := no_reason(pool):
         return all_not_applicable(pool, VALUES, reason)
-    rows = pool.validation
-    assert rows is not None
+    rows = critic_rows(pool, "validation")
 
     def raw(candidate: Candidate, q: np.ndarray) -> np.ndarray:
         shift, one = pool.rewards_of(candidate, np.array([0.0, 1.0])).astype(np.float64)
@@ -235,8 +244,7 @@ def off_policy_classification(pool: Pool) -> dict[str, Scores]:
     """
     if reason := no_reason(pool):
         return all_not_applicable(pool, OPC, reason)
-    rows = pool.validation
-    assert rows is not None
+    rows = critic_rows(pool, "validation")
     present = np.unique(rows.episodes)
     returns = pool.dataset.returns[present]
     order = present[np.argsort(-returns, kind="stable")]
@@ -275,7 +283,7 @@ def _thin(episodes: np.ndarray) -> np.ndarray:
 
 
 def _concordance(rows: Rows, q: np.ndarray, top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """wins [candidates, top, bottom]: time steps at which the former episode has the higher Q; pairs: those compared."""
+    """wins [candidates, top, bottom]: times at which the former episode has the higher Q; pairs: times compared."""
     wins, pairs = np.zeros((len(q), len(top), len(bottom))), np.zeros((len(top), len(bottom)))
     places = [np.full(rows.episodes.max() + 1, -1) for _ in range(2)]
     for place, episodes in zip(places, (top, bottom), strict=True):

@@ -16,8 +16,9 @@ import numpy as np
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.transforms import transform_observations
 from offrl.diagnostics import Diagnostic, Measurement, Scores, over_episodes, without_error
-from offrl.diagnostics.critic import no_critic, own_q
-from offrl.diagnostics.pool import Candidate, Pool, Rows
+from offrl.diagnostics.critic import critic_rows, no_critic, own_q
+from offrl.diagnostics.pool import Candidate, Pool
+from offrl.diagnostics.support import split_name, split_rows
 
 WIDENED = 0.2
 """Of its width, that the range of values is widened by on either side."""
@@ -28,15 +29,6 @@ DORMANT = 0.025
 """A neuron is dormant if its mean activity is at most this share of its layer's (0.025 in ReDo's paper; 0 in its code
 finds the dead ones only)."""
 RANK_DELTA = 0.01
-
-
-def split_name(pool: Pool) -> str:
-    """Held-out rows where there are any; where there are none, what these checks say of training rows does as well."""
-    return "train" if pool.validation is None else "validation"
-
-
-def split_rows(pool: Pool) -> Rows:
-    return pool.train if pool.validation is None else pool.validation
 
 
 def non_finite(pool: Pool) -> dict[str, Scores]:
@@ -72,7 +64,7 @@ def out_of_range(pool: Pool) -> dict[str, Scores]:
     In the critic's own reward units, `value_range` widened by 20 % of its width on either side. Soft actor-critics add
     an entropy to rewards, which this leaves to the widening; a strongly conservative critic may be out below.
     """
-    rows, outside, reasons = split_rows(pool), [], []
+    rows, outside, reasons = critic_rows(pool, split_name(pool)), [], []
     for candidate in pool.candidates:
         reasons.append(no_critic(candidate))
         if reasons[-1]:
@@ -134,11 +126,12 @@ def hidden_activations(q_values: Any, observations: jax.Array, actions: jax.Arra
                     relus.append(results[0])
                 found = [level] * len(results)
             known.update(zip(equation.outvars, zip(results, found, strict=True), strict=True))
-        results, found = zip(*map(read, jaxpr.outvars), strict=True)
-        return list(results), list(found)
+        outputs = [read(variable) for variable in jaxpr.outvars]
+        return [value for value, _ in outputs], [level for _, level in outputs]
 
     run(closed.jaxpr, closed.consts, [observations, actions], [1, 1])
-    return inputs, [r if r.ndim == 3 else r.reshape(1, -1, r.shape[-1]) for r in relus]
+    shapes = {layer.shape[1:] for layer in inputs}  # a normalisation bounds its variances by max(x, 0), too
+    return inputs, [r.reshape(-1, *r.shape[-2:]) for r in relus if r.shape[-2:] in shapes]
 
 
 def _rows_first(x: jax.Array, side: int, dimension_numbers: Any) -> jax.Array:
@@ -189,6 +182,8 @@ def features(pool: Pool) -> dict[str, Scores]:
             (activity, at), (_, following) = (_inside(pool, candidate, o[thin], a[thin]) for o, a in pairs)
             if at is None:
                 reasons[-1] = f"{candidate.run.algorithm.name}'s critic has no hidden layer that can be looked into"
+            elif not np.isfinite(at).all() or not np.isfinite(following).all():
+                reasons[-1] = "the features are not finite"
             else:
                 values = _summarise(activity, at, following)
         found.append(values)

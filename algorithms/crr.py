@@ -45,7 +45,9 @@ class Config:
     max_weight: float = option(20.0, "bound of those weights")
     value: str = option("mean", "V from the sampled actions' values", static=True, choices=("mean", "max"))
     samples: int = option(50, "actions of the policy per state for V", static=True)
-    critic_expectile: float = option(0.7, "weight of errors above the target, 0.5 for the squared error")
+    critic_expectile: float = option(
+        0.7, "weight of errors above the target, 0.5 for the squared error", low=0.0, high=1.0
+    )
     discount: float = option(0.99, "discount per step")
     polyak: float = option(0.005, "step of the target networks towards the learned ones")
     actor_learning_rate: float = option(1e-4, "Adam step size of the policy")

@@ -46,7 +46,7 @@ class Config:
     critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
     vae_updates: int = option(100_000, "updates of the first phase, at most as many as of the second", static=True)
     policy_frequency: int = option(2, "critic updates per actor and target update", static=True)
-    dropout: float = option(0.1, "dropout rate of the actor", static=True)
+    dropout: float = option(0.1, "dropout rate of the actor", static=True, low=0.0, high=1.0)
     small_init: bool = option(False, "last layers from +-1e-3 (actor) and +-3e-3 (critics), as on AntMaze", static=True)
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256), "widths of actor and critics", static=True)

@@ -558,7 +558,9 @@ def numbers(table: pd.DataFrame, name: str, path: Path) -> pd.Series:
     return values.astype(float)
 
 
-def read_pools(diagnostics: Path, oracle: Path, warn: Callable[[str], None] = lambda text: None) -> list[ScoredPool]:
+def read_pools(
+    diagnostics: Path, oracle: Path | None, warn: Callable[[str], None] = lambda text: None
+) -> list[ScoredPool]:
     """Pools from a tidy table of diagnostics and a table of returns; one for each dataset (and fingerprint) in it.
 
     A row with the diagnostic `coverage` gives the data's coverage, whatever its candidate.
@@ -567,7 +569,7 @@ def read_pools(diagnostics: Path, oracle: Path, warn: Callable[[str], None] = la
         diagnostics: columns candidate, CANDIDATE_COLUMNS, dataset, diagnostic, value; fingerprint and standard_error
             where there are.
         oracle: columns candidate and return, with standard_error where known; or with several rows for each candidate,
-            one per episode (column episode).
+            one per episode (column episode). None: what `offrl.evaluate` has written in the runs, `gather_returns`.
 
     Raises:
         UserError: columns are missing, values are no numbers, or rows are there twice.
@@ -577,7 +579,8 @@ def read_pools(diagnostics: Path, oracle: Path, warn: Callable[[str], None] = la
     table["value"] = numbers(table, "value", diagnostics)
     table["setting"] = table["setting"].astype(object).fillna("").astype(str)
     prints = ["fingerprint"] if "fingerprint" in table else []
-    returns, errors, episodes, reference = read_oracle(oracle, warn)
+    played = read_csv(oracle) if oracle else gather_returns(list(table["run"].dropna().unique()))
+    returns, errors, episodes, reference = read_oracle(played, oracle or diagnostics)
     pools = []
     for key, part in table.groupby(["dataset", *prints], dropna=False, sort=True):
         several = bool(prints) and table.loc[table["dataset"] == key[0], "fingerprint"].nunique() > 1
@@ -602,15 +605,32 @@ def read_pools(diagnostics: Path, oracle: Path, warn: Callable[[str], None] = la
     return pools
 
 
+def gather_returns(runs: Sequence[str | Path]) -> pd.DataFrame:
+    """The oracle tables of runs, one row per episode, with the candidate's name in front.
+
+    Raises:
+        UserError: a run has none.
+    """
+    tables = []
+    for run in map(Path, runs):
+        file = run / "oracle" / "returns.csv"
+        if not file.exists():
+            raise UserError(f"{run}: no returns yet; score it with python -m offrl.evaluate {run} checkpoints=all")
+        table = read_csv(file)
+        name = run.name + "/" + table["member"].astype(str) + "/" + table["step"].astype(str)
+        tables.append(table.assign(candidate=name))
+    gathered = pd.concat(tables, ignore_index=True)
+    return gathered[["candidate", *(name for name in gathered if name != "candidate")]]
+
+
 def read_oracle(
-    path: Path, warn: Callable[[str], None]
+    table: pd.DataFrame, path: Path
 ) -> tuple[pd.Series, pd.Series, pd.DataFrame | None, pd.DataFrame | None]:
     """Mean returns, standard errors, episodes, and the references of the normalised score, by candidate.
 
     Raises:
         UserError: columns are missing, values are no numbers, or rows are there twice.
     """
-    table = read_csv(path)
     require(table, ["candidate", "return"], path)
     table["return"] = numbers(table, "return", path)
     reference = None
@@ -951,8 +971,9 @@ def parser() -> argparse.ArgumentParser:
         "       %(prog)s --table FILE --return COLUMN --score NAME=COLUMN... [options]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="How well do selectors select? Score them on pools of policies whose returns are known.\n"
-        "A POOL is a folder with diagnostics.csv and oracle.csv, or DIAGNOSTICS.csv,ORACLE.csv; it may hold\n"
-        "several datasets, and each of them is a pool. Or give any table with one row per policy.",
+        "A POOL is a folder that offrl.select has written: its runs' returns are looked up, unless oracle.csv\n"
+        "lies beside its diagnostics.csv. Or DIAGNOSTICS.csv,ORACLE.csv: tidy tables, which may hold several\n"
+        "datasets (each is a pool). Or any table with one row per policy.",
         epilog="""what it says of a selector:
   regret@k   best return of the pool minus best of the k it puts first, as a share of the pool's range
   ρ, τ       rank correlation with returns: within run (which checkpoint?), within algorithm (which
@@ -962,7 +983,7 @@ def parser() -> argparse.ArgumentParser:
   B*         how many online trials of random policies would do as well as its one choice
 
 examples:
-  python -m offrl.benchmark_selection results/measured/selection/hopper results/measured/selection/pendulum
+  python -m offrl.benchmark_selection runs/builtin-hopper-medium/selection runs/builtin-pendulum-medium/selection
   python -m offrl.benchmark_selection --table neorl_policies.csv --pool task --algorithm algorithm \\
       --setting config_id --seed-column seed --return online_return \\
       --score fqe=fqe_0,fqe_1,fqe_2 --score fqe_lcb=lcb:fqe_0,fqe_1,fqe_2 --output neorl
@@ -1043,10 +1064,11 @@ def command(arguments: Sequence[str]) -> Result:
         )
     for text in options.pools:
         diagnostics, comma, oracle = text.partition(",")
-        files = (
-            (Path(diagnostics), Path(oracle)) if comma else (Path(text, "diagnostics.csv"), Path(text, "oracle.csv"))
-        )
-        pools += read_pools(*files, warn)
+        if comma:
+            pools += read_pools(Path(diagnostics), Path(oracle), warn)
+        else:
+            beside = Path(text, "oracle.csv")
+            pools += read_pools(Path(text, "diagnostics.csv"), beside if beside.exists() else None, warn)
     names = options.selectors.split(",") if options.selectors else None
     result = benchmark(
         pools,

@@ -324,6 +324,30 @@ def test_returns_of_episodes_and_broken_policies(tmp_path):
     assert hopper.reference == (0, 50)
 
 
+def test_returns_of_runs_are_looked_up(tmp_path):
+    diagnostics, oracle = tidy(tmp_path)
+    expected = bench.read_pools(diagnostics, oracle)
+    oracle.unlink()
+    table = pd.read_csv(diagnostics)
+    table["run"] = [str(tmp_path / run) for run in table["run"]]
+    table.to_csv(diagnostics, index=False)
+    with pytest.raises(UserError, match="run0: no returns yet; score it with"):
+        bench.command([str(tmp_path)])
+    for number in range(2):
+        (tmp_path / f"run{number}" / "oracle").mkdir(parents=True)
+        rows = [
+            {"env": "Hopper-v5", "member": 0, "step": step, "episode": e, "return": 4 * number + step + sign}
+            for step in range(4)
+            for e, sign in enumerate((-1, 1))
+        ]
+        pd.DataFrame(rows).to_csv(tmp_path / f"run{number}" / "oracle" / "returns.csv", index=False)
+    found = bench.read_pools(diagnostics, None)
+    for ours, theirs in zip(found, expected, strict=True):
+        pd.testing.assert_series_equal(ours.returns, theirs.returns, check_names=False)
+        assert ours.errors.tolist() == [1] * 4
+    bench.command([str(tmp_path), "--resamples", "50", "--within", "5"])
+
+
 def table_file(tmp_path, **changes):
     table = pd.DataFrame(
         {"task": ["a"] * 3 + ["b"] * 3, "alg": ["bc", "x", "y"] * 2, "online": [-3, -2, -1, 5, 9, 7],

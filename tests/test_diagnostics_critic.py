@@ -8,7 +8,7 @@ from plain import mlp, random_state
 import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.data.transforms import Preprocessing
-from offrl.diagnostics import critic, health
+from offrl.diagnostics import critic, health, support
 
 GOOD = pools.exact_q(-0.9)
 
@@ -196,3 +196,14 @@ def test_a_critic_without_layers_has_a_reason(pool):
     scores = health.features(pool)["effective_rank"]
     assert "no hidden layer" in scores.reasons[0]
     assert "no critic" in scores.reasons[3]
+
+
+def test_the_order_of_candidates_and_a_diverged_one_change_nothing(pool):
+    order = [2, 0, 3, 1]
+    measures = [m for family in (health, critic, support) for m in family.MEASUREMENTS]
+    for measurement in measures:
+        whole, alone = measurement.measure(pool), measurement.measure(pool.subset([0, 1]))
+        permuted = measurement.measure(pool.subset(order))
+        for name, scores in whole.items():
+            np.testing.assert_array_equal(scores.value[order], permuted[name].value)
+            np.testing.assert_array_equal(scores.value[:2], alone[name].value)

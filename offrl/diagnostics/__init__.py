@@ -23,7 +23,7 @@ import pandas as pd
 from offrl.diagnostics.pool import RESAMPLES, Pool, Rows
 from offrl.errors import UserError, nearest
 
-FAMILIES = ("health", "curves", "critic", "support", "evaluation", "bellman", "model")
+FAMILIES = ("health", "critic", "support", "curves", "evaluation", "bellman", "model")
 VERSION = 1
 """Of the numbers: raise it when a diagnostic changes, and what is kept with the runs is computed anew."""
 

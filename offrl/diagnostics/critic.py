@@ -64,7 +64,8 @@ def own_q(pool: Pool, candidate: Candidate, where: str) -> np.ndarray:
             actions = rows.actions if which == "data" else one.actions(split + following)[0][thinned(pool, split)]
         q = pool.q(candidate, observations, actions)
         assert q is not None
-        return np.stack([q.min(0), q.std(0)])
+        with np.errstate(all="ignore"):  # a diverged critic is reported, and not by numpy
+            return np.stack([q.min(0), q.std(0, dtype=np.float64)])
 
     return pool.once(f"q {candidate.run.path} {candidate.member} {candidate.step} {where}", evaluate)
 

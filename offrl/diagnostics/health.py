@@ -33,6 +33,7 @@ RANK_DELTA = 0.01
 
 def non_finite(pool: Pool) -> dict[str, Scores]:
     """1 where training has recorded a divergence by that step, or a parameter, an action or a Q is not a number."""
+    split_rows(pool)  # made once, before the subsets
     flags = []
     for i, candidate in enumerate(pool.candidates):
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(pool.state(candidate))]

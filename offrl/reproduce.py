@@ -6,23 +6,27 @@ for each dataset. Runs that exist are gone on with or kept; what cannot be run i
 
 from __future__ import annotations
 
+import hashlib
 import importlib.resources
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import offrl.algorithm
 import offrl.data
+import offrl.data.d4rl
 from offrl import commands, configuration, scores
 from offrl.errors import UserError, nearest, run_command
 from offrl.runs import Run, write_whole
@@ -38,25 +42,40 @@ class Plan(NamedTuple):
     seeds: int
     protocol: str
     folder: Path
-    overrides: list[str]
-    """Further options of offrl.train, the same for every run."""
 
     def cells(self) -> list[tuple[str, str]]:
         return [(dataset, algorithm) for dataset in self.datasets for algorithm in self.algorithms]
 
     def run_folder(self, dataset: str, algorithm: str) -> Path:
-        return self.folder / dataset.replace(":", "-").replace("/", "-") / Path(algorithm).stem
+        """Where that cell's run is or will be. A changed algorithm file, or another number of seeds, is another run."""
+        name = algorithm
+        if algorithm.endswith(".py"):
+            file = Path(algorithm).expanduser()
+            name = f"{file.stem}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
+        return self.folder / dataset.replace(":", "-").replace("/", "-") / f"{name}-{self.seeds}seeds"
+
+    def run(self, dataset: str, algorithm: str) -> Run | None:
+        folder = self.run_folder(dataset, algorithm)
+        return Run.open(folder) if (folder / "run.json").is_file() else None
 
     def finished(self, dataset: str, algorithm: str) -> bool:
-        folder = self.run_folder(dataset, algorithm)
-        return (folder / "run.json").is_file() and Run.open(folder).info["finished"]
+        """Whether the cell's run is trained to its end and scored."""
+        run = self.run(dataset, algorithm)
+        return run is not None and run.info["finished"] and scores.fully_scored(run)
 
-    def command(self, datasets: Sequence[str], algorithms: Sequence[str]) -> list[str]:
+    def command(self, dataset: str, algorithms: Sequence[str]) -> list[str]:
         """The arguments of offrl.train for these cells."""
-        folder = self.run_folder(datasets[0], algorithms[0])
-        name = folder.name if len(algorithms) == 1 else "${algo.name}"
-        return [f"algo={','.join(algorithms)}", f"dataset={datasets[0]}", f"seeds={self.seeds}",
-                f"protocol={self.protocol}", f"run_dir={folder.parent / name}", *self.overrides]  # fmt: skip
+        folder = self.run_folder(dataset, algorithms[0])
+        if len(algorithms) > 1:
+            folder = folder.with_name(f"${{algo.name}}-{self.seeds}seeds")
+        return [f"algo={','.join(algorithms)}", f"dataset={dataset}", f"seeds={self.seeds}",
+                f"protocol={self.protocol}", f"run_dir={quoted(folder)}"]  # fmt: skip
+
+
+def quoted(path: Path) -> str:
+    """A path as Hydra takes it on a command line: in quotes where it holds more than the plainest characters."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./${}-]+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def tables() -> dict[str, dict[str, Any]]:
@@ -78,78 +97,136 @@ def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tupl
         try:
             offrl.data.load(dataset, quiet=True)  # once, before anything is started: a download shows its progress
         except UserError as error:
-            console.print(f"{dataset}: {error}", style="yellow", highlight=False)
-            reasons |= {(dataset, algorithm): f"no data: {error}" for algorithm in todo}
+            reason = f"no data: {error}"
+            if dataset.startswith("d4rl:"):
+                file = offrl.data.d4rl.cached_path(dataset.removeprefix("d4rl:"))
+                reason += f"; or put that file at {file} and run this again"
+            console.print(f"{dataset}: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            reasons |= {(dataset, algorithm): reason for algorithm in todo}
+            missing = [cell for cell in missing if cell not in reasons]
             continue
-        for algorithms in [todo] if launcher else [[algorithm] for algorithm in todo]:
-            flags = ["-m", f"hydra/launcher={launcher}"] if launcher else []
+        for algorithms in _batches(todo, launcher):
             if seconds:
-                left = np.mean(seconds) * sum(cell in missing and cell not in reasons for cell in plan.cells())
+                left = np.mean(seconds) * len(missing)
                 console.print(f"about {left / 60:.0f} min left", highlight=False)
-            command = [sys.executable, "-m", "offrl.train", *flags, *plan.command([dataset], algorithms)]
-            console.print(" ".join(["python", *command[1:]]), style="dim", highlight=False, soft_wrap=True)
+            flags = ["-m", f"hydra/launcher={launcher}"] if launcher else []
+            command = [*flags, *plan.command(dataset, algorithms)]
+            console.print(" ".join(["python -m offrl.train", *command]), style="dim", highlight=False, markup=False,
+                          soft_wrap=True)  # fmt: skip
             started = time.monotonic()
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+            last_words = train(command, sys.stderr if console.stderr else None)
             for algorithm in algorithms:
                 missing.remove((dataset, algorithm))
                 if not plan.finished(dataset, algorithm):
-                    lines = done.stderr.strip().splitlines() or [f"offrl.train ended with status {done.returncode}"]
-                    reasons[dataset, algorithm] = lines[-1]
-                    console.print(f"{dataset}, {algorithm}: {lines[-1]}", style="yellow", highlight=False)
+                    reasons[dataset, algorithm] = last_words
+                    console.print(f"{dataset}, {algorithm}: {last_words}", style="yellow", highlight=False,
+                                  markup=False, soft_wrap=True)  # fmt: skip
             seconds.append((time.monotonic() - started) / len(algorithms))
     return reasons
 
 
-def beside_published(plan: Plan, table: pd.DataFrame, reasons: dict[tuple[str, str], str]) -> pd.DataFrame:
-    """One row per dataset, algorithm and kind of score: ours with its interval, beside each published number of it.
+def _batches(algorithms: list[str], launcher: str | None) -> list[list[str]]:
+    """What one command trains: with a launcher all named algorithms at once, for it runs them side by side."""
+    named = [algorithm for algorithm in algorithms if not algorithm.endswith(".py")]
+    if not launcher or not named:
+        return [[algorithm] for algorithm in algorithms]
+    return [named, *([algorithm] for algorithm in algorithms if algorithm not in named)]
 
-    Columns: dataset, algorithm, kind, ours, low, high, members, data, published_low, published_high (over the sources
-    that report this kind; all sources where none says which), sources, difference (to the nearer end; 0 within),
-    disagrees (the published range lies outside our interval), reason.
+
+def train(arguments: list[str], output: IO[str] | None = None) -> str:
+    """Run offrl.train in a process of its own; what it says goes to the terminal.
+
+    Args:
+        output: where its standard output goes, by default to ours.
+
+    Returns:
+        The last line of its standard error, or how it ended.
+    """
+    last = ""
+    command = [sys.executable, "-m", "offrl.train", *arguments]
+    with subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.write(line)
+            last = line.strip() or last
+    return last.removeprefix("error: ") or f"offrl.train ended with status {process.returncode}"
+
+
+def beside_published(plan: Plan, table: pd.DataFrame, reasons: dict[tuple[str, str], str]) -> pd.DataFrame:
+    """One row per dataset, algorithm, setting and kind of score: ours with its interval, beside the published numbers.
+
+    Columns: dataset, row (the dataset and what tells it from others of that name that do not compare), algorithm,
+    setting, kind, ours, low, high, method, members, data, published_low, published_high (over the sources that report
+    this kind; over those that do not say which where none does), sources, difference (to the nearer end; 0 within),
+    disagrees (the published range lies outside our interval over members), reason.
     """
     rows: list[dict[str, Any]] = []
     parts, _ = scores.groups(table) if len(table) else ([], [])
-    for part in parts:
+    for part, label in zip(parts, scores.labels(parts), strict=True):
         dataset, data = part["dataset"].iloc[0], part["data"].iloc[0]
+        normalised = pd.notna(part["reference_expert"].iloc[0])  # a return does not compare with a normalised score
         for _, ours in scores.summarize(part).iterrows():
-            found = scores.published_scores(dataset, ours["algorithm"])
-            same = found[found["protocol"] == ours["kind"]]
-            used = same if len(same) else found[found["protocol"] == "other"]
-            if ours["kind"] == "selected":  # nobody has published a score that was selected offline
-                used = found.iloc[:0]
-            low, high = used["score"].min(), used["score"].max()
-            difference = ours["estimate"] - np.clip(ours["estimate"], low, high) if len(used) else np.nan
+            low, high, sources = published_range(dataset, ours["algorithm"], ours["kind"]) if normalised else NOTHING
+            difference = ours["estimate"] - np.clip(ours["estimate"], low, high) if sources else np.nan
+            sure = ours["method"] != "episodes"
             rows.append(
                 {
                     "dataset": dataset,
+                    "row": label,
                     "algorithm": ours["algorithm"],
+                    "setting": ours["setting"],
                     "kind": ours["kind"],
                     "ours": ours["estimate"],
                     "low": ours["low"],
                     "high": ours["high"],
+                    "method": ours["method"],
                     "members": ours["members"],
                     "data": data,
                     "published_low": low,
                     "published_high": high,
-                    "sources": len(used),
+                    "sources": sources,
                     "difference": difference,
-                    "disagrees": bool(len(used) and (high < ours["low"] or low > ours["high"])),
+                    "disagrees": bool(sources and sure and (high < ours["low"] or low > ours["high"])),
                     "reason": ours["reason"],
                 }
             )
-    have = {(row["dataset"], row["algorithm"]) for row in rows}
     for (dataset, algorithm), reason in reasons.items():
-        if (dataset, Path(algorithm).stem) not in have:
-            rows.append({"dataset": dataset, "algorithm": Path(algorithm).stem, "kind": "last", "ours": np.nan,
-                         "members": 0, "disagrees": False, "reason": reason})  # fmt: skip
-    return pd.DataFrame(rows)
+        name = Path(algorithm).stem
+        mine = [row for row in rows if row["dataset"] == dataset and row["algorithm"] == name]
+        for row in mine:  # a run that is there but came to nothing: why says more than that
+            row["reason"] = reason if np.isnan(row["ours"]) else row["reason"]
+        if not mine:
+            low, high, sources = published_range(dataset, name, "last")
+            row = {"dataset": dataset, "row": dataset, "algorithm": name, "setting": "", "kind": "last", "members": 0,
+                   "published_low": low, "published_high": high, "sources": sources, "disagrees": False,
+                   "reason": reason}  # fmt: skip
+            rows.append(row)
+    comparison = pd.DataFrame(rows, columns=COLUMNS)
+    place = {cell: i for i, cell in enumerate((d, Path(a).stem) for d, a in plan.cells())}
+    order = [place.get(cell, len(place)) for cell in zip(comparison["dataset"], comparison["algorithm"], strict=True)]
+    return comparison.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
+
+
+COLUMNS = [
+    "dataset", "row", "algorithm", "setting", "kind", "ours", "low", "high", "method", "members", "data",
+    "published_low", "published_high", "sources", "difference", "disagrees", "reason",
+]  # fmt: skip
+NOTHING = (np.nan, np.nan, 0)
+
+
+def published_range(dataset: str, algorithm: str, kind: str) -> tuple[float, float, int]:
+    """(lowest, highest, number) of the published scores of that kind; of those that do not say where none does."""
+    found = scores.published_scores(dataset, algorithm)
+    same = found[found["protocol"] == kind]
+    used = same if len(same) else found[found["protocol"] == "other"]
+    if kind == "selected" or not len(used):  # nobody has published a score that was selected offline
+        return NOTHING
+    return used["score"].min(), used["score"].max(), len(used)
 
 
 def cell(row: pd.Series) -> str:
-    """`ours ± half-width (published low-high)`, with a mark where they disagree; the reason where there is nothing."""
-    if np.isnan(row["ours"]):
-        return "-"
-    text = f"{row['ours']:.1f}"
+    """`ours ± half-width (published low to high)`, with a mark where they disagree; `-` where ours is missing."""
+    text = "-" if np.isnan(row["ours"]) else f"{row['ours']:.1f}"
     if np.isfinite(row["high"]):
         text += f" ± {(row['high'] - row['low']) / 2:.1f}"
     if row["sources"]:
@@ -158,36 +235,37 @@ def cell(row: pd.Series) -> str:
     return text + (" ≠" if row["disagrees"] else "")
 
 
+def wide(comparison: pd.DataFrame, kind: str) -> tuple[list[str], list[list[str]]]:
+    """(headings, rows of cells) of the table of one kind of score: dataset, data, and a column per algorithm."""
+    part = comparison[comparison["kind"] == kind]
+    names = part["algorithm"] + np.where(part["setting"] == "", "", " " + part["setting"])
+    headings, rows = list(dict.fromkeys(names)), []
+    for label, mine in part.groupby("row", sort=False):
+        cells = dict(zip(names[mine.index], map(cell, (row for _, row in mine.iterrows())), strict=True))
+        data = mine["data"].dropna()
+        rows.append([str(label), f"{data.iloc[0]:.1f}" if len(data) else "-", *(cells.get(n, "-") for n in headings)])
+    return ["dataset", "data", *headings], rows
+
+
 def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -> str:
     """The table of each kind of score, with a legend and the reasons of empty cells."""
     legend = (
         f"{plan.seeds} seeds, protocol `{plan.protocol}`. Ours ± half of the 95 % interval over seeds (Student's t: "
-        "wide for two), and in brackets the range of the published scores of the same kind; ≠ where that range lies "
-        "outside our interval. Sources: `results/published/scores.csv`."
+        "wide for two; over the episodes alone for one), and in brackets the range of the published scores of the same "
+        "kind; ≠ where that range lies outside our interval. `data` is the mean return of the data on the same scale. "
+        "Sources: `results/published/scores.csv`."
     )
     lines = [f"# {plan.name}", "", legend]
-    titles = {"last": "Last checkpoint", "selected": "Selected from the data alone", "best": "Best in hindsight"}
-    for kind, title in titles.items():
-        part = comparison[comparison["kind"] == kind]
-        if part["ours"].isna().all() and kind != "last":
+    for kind, title in scores.TITLES.items():
+        if comparison[comparison["kind"] == kind]["ours"].isna().all() and kind != "last":
             continue
-        algorithms = list(dict.fromkeys(part["algorithm"]))
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            f"| dataset | data | {' | '.join(algorithms)} |",
-            "|---" * (len(algorithms) + 2) + "|",
-        ]
-        for dataset, rows in part.groupby("dataset", sort=False):
-            cells = {row["algorithm"]: cell(row) for _, row in rows.iterrows()}
-            data = rows["data"].dropna() if "data" in rows else rows.iloc[:0]
-            lines.append(f"| `{dataset}` | {f'{data.iloc[0]:.1f}' if len(data) else '-'} | "
-                         + " | ".join(cells.get(a, "-") for a in algorithms) + " |")  # fmt: skip
+        headings, rows = wide(comparison, kind)
+        lines += ["", f"## {title.capitalize()}", ""]
+        lines += [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
     empty = comparison[comparison["ours"].isna() & (comparison["kind"] == "last")]
     if len(empty):
         lines += ["", "Empty cells:", ""]
-        lines += [f"- {row['dataset']}, {row['algorithm']}: {row['reason']}" for _, row in empty.iterrows()]
+        lines += [f"- {row['row']}, {row['algorithm']}: {row['reason']}" for _, row in empty.iterrows()]
     if messages:
         lines += ["", *[f"- {message}" for message in messages]]
     return "\n".join(lines) + "\n"
@@ -195,23 +273,17 @@ def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -
 
 def show(plan: Plan, comparison: pd.DataFrame, console: Console) -> None:
     """The table of last checkpoints, on the terminal."""
-    part = comparison[comparison["kind"] == "last"]
-    algorithms = list(dict.fromkeys(part["algorithm"]))
+    headings, rows = wide(comparison, "last")
     table = Table(title=f"{plan.name}: last checkpoint, ours ± 95 % (published)", title_justify="left", box=None)
-    table.add_column("dataset")
-    table.add_column("data", justify="right")
-    for name in algorithms:
-        table.add_column(name, justify="right")
-    for dataset, rows in part.groupby("dataset", sort=False):
-        cells = {row["algorithm"]: cell(row) for _, row in rows.iterrows()}
-        data = rows["data"].dropna() if "data" in rows else rows.iloc[:0]
-        table.add_row(
-            str(dataset), f"{data.iloc[0]:.1f}" if len(data) else "-", *(cells.get(a, "-") for a in algorithms)
-        )
+    for name in headings:
+        table.add_column(escape(name), justify="left" if name == "dataset" else "right")
+    for cells in rows:
+        table.add_row(*map(escape, cells))
     console.print(table)
-    for reason, rows in part[part["ours"].isna()].groupby("reason"):
-        console.print(f"empty: {', '.join(rows['dataset'] + ' ' + rows['algorithm'])}: {reason}", style="yellow",
-                      highlight=False)  # fmt: skip
+    empty = comparison[comparison["ours"].isna() & (comparison["kind"] == "last")]
+    for reason, mine in empty.groupby("reason", sort=False):
+        console.print(f"empty: {', '.join(mine['row'] + ' ' + mine['algorithm'])}: {reason}", style="yellow",
+                      highlight=False, markup=False, soft_wrap=True)  # fmt: skip
 
 
 def draw(comparison: pd.DataFrame, file: Path) -> None:
@@ -220,7 +292,7 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
     from matplotlib.figure import Figure
 
     part = comparison[(comparison["kind"] == "last") & comparison["ours"].notna()]
-    datasets = list(dict.fromkeys(part["dataset"]))
+    datasets = list(dict.fromkeys(part["row"]))
     if not datasets:
         return
     columns = min(3, len(datasets))
@@ -228,7 +300,7 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
     figure = Figure(figsize=(4.2 * columns, 0.6 + 2.6 * lines), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     for axes, dataset in zip(figure.subplots(lines, columns, squeeze=False).ravel(), datasets, strict=False):
-        rows = part[part["dataset"] == dataset].reset_index(drop=True)
+        rows = part[part["row"] == dataset].reset_index(drop=True)
         for place, row in rows.iterrows():
             if row["sources"]:
                 axes.barh(place, row["published_high"] - row["published_low"] + 0.4, left=row["published_low"] - 0.2,
@@ -237,7 +309,8 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
                 axes.plot([row["low"], row["high"]], [place, place], color="#1f5fa8", linewidth=1.2)
             axes.plot(row["ours"], place, "o", color="#1f5fa8", markersize=4)
         axes.axvline(rows["data"].iloc[0], color="#666666", linewidth=1, linestyle=":")
-        axes.set_yticks(range(len(rows)), rows["algorithm"], fontsize=8)
+        names = [" ".join(filter(None, pair)) for pair in zip(rows["algorithm"], rows["setting"], strict=True)]
+        axes.set_yticks(range(len(rows)), names, fontsize=8)
         axes.invert_yaxis()
         axes.set_title(dataset, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
@@ -247,10 +320,9 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
 
 def collect(plan: Plan, reasons: dict[tuple[str, str], str]) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """(tidy scores, beside the published ones, messages about what does not compare) of the table's runs."""
-    folders = [plan.run_folder(*cell) for cell in plan.cells()]
-    runs = [Run.open(folder) for folder in folders if (folder / "run.json").is_file()]
-    selections = [folder for folder in {folder.parent / "selection" for folder in folders} if folder.is_dir()]
-    table = scores.scores(runs, selections) if runs else pd.DataFrame()
+    runs = [run for run in (plan.run(*cell) for cell in plan.cells()) if run is not None]
+    folders = dict.fromkeys(run.path.parent / "selection" for run in runs)
+    table = scores.scores(runs, [folder for folder in folders if folder.is_dir()]) if runs else pd.DataFrame()
     messages = scores.groups(table)[1] if runs else []
     return table, beside_published(plan, table, reasons), messages
 
@@ -281,8 +353,9 @@ def make_plan(parsed: commands.Arguments, algorithms: list[str] | None = None) -
     table = known[name]
     if algorithms is None:
         algorithms = options["algorithms"].split(",") if "algorithms" in options else table["algorithms"]
-    for algorithm in algorithms:
-        offrl.algorithm.load(algorithm)
+    names = [offrl.algorithm.load(algorithm).name for algorithm in algorithms]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"algorithms={','.join(algorithms)}: {', '.join(twice)} stands there twice; rename a file")
     datasets = options["datasets"].split(",") if "datasets" in options else table["datasets"]
     for dataset in datasets:
         if dataset not in table["datasets"]:
@@ -292,21 +365,22 @@ def make_plan(parsed: commands.Arguments, algorithms: list[str] | None = None) -
         raise UserError(f"protocol={protocol}: unknown; {nearest(protocol, configuration.choices('protocol'))}")
     seeds = commands.whole_number("seeds", options["seeds"]) if "seeds" in options else table["seeds"]
     folder = Path(options.get("runs", "runs")) / "reproduce" / f"{name}-{protocol}"
-    return Plan(name, datasets, algorithms, seeds, protocol, folder, [])
+    return Plan(name, datasets, algorithms, seeds, protocol, folder)
 
 
 def finish(plan: Plan, reasons: dict[tuple[str, str], str], console: Console) -> pd.DataFrame:
     """Collect, print, and write scores.csv, comparison.csv, table.md and table.png into the plan's folder."""
     table, comparison, messages = collect(plan, reasons)
     for message in messages:
-        console.print(message, style="yellow", highlight=False)
+        console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
     plan.folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(plan.folder / "scores.csv", index=False)
     comparison.to_csv(plan.folder / "comparison.csv", index=False)
     write_whole(plan.folder / "table.md", as_markdown(plan, comparison, messages))
     draw(comparison, plan.folder / "table.png")
     show(plan, comparison, console)
-    console.print(f"written to {plan.folder}: scores.csv, comparison.csv, table.md, table.png", highlight=False)
+    console.print(f"written to {plan.folder}: scores.csv, comparison.csv, table.md, table.png", highlight=False,
+                  soft_wrap=True)  # fmt: skip
     return comparison
 
 
@@ -327,10 +401,13 @@ def main() -> None:
         )
         plan = make_plan(parsed)
         console = Console(stderr=parsed.json)
-        if parsed.options.get("dry_run") == "true":
+        dry_run = parsed.options.get("dry_run", "false")
+        if dry_run not in ("true", "false"):
+            raise UserError(f"dry_run={dry_run}: must be true or false")
+        if dry_run == "true":
             for dataset, algorithm in plan.cells():
                 state = "done" if plan.finished(dataset, algorithm) else "to do"
-                print(f"{state:6} python -m offrl.train {' '.join(plan.command([dataset], [algorithm]))}")
+                print(f"{state:6} python -m offrl.train {' '.join(plan.command(dataset, [algorithm]))}")
             return
         comparison = finish(plan, run_missing(plan, parsed.options.get("launcher"), console), console)
         if parsed.json:

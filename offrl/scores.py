@@ -16,89 +16,144 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.console import Console
 
 from offrl.data.dataset import Reference
 from offrl.errors import UserError
-from offrl.evaluate import read_returns, run_reference
+from offrl.evaluate import Request, plan_checkpoints, read_returns, run_reference
 from offrl.runs import Run
 from offrl.statistics import Interval, aggregate_interval, standard_error
 
 KINDS = ("last", "selected", "best")
-SAME = ["dataset", "fingerprint", "env", "updates", "validation_fraction", "reference_random", "reference_expert"]
+SAME = [
+    "dataset",
+    "fingerprint",
+    "env",
+    "updates",
+    "checkpoint_every",
+    "validation_fraction",
+    "reference_random",
+    "reference_expert",
+]
 """Scores that differ in any of these stand in different rows of a table, never in one mean."""
+TITLES = {"last": "last checkpoint", "selected": "selected from the data alone", "best": "best in hindsight"}
 
 
 def scores(runs: Sequence[Run], selections: Iterable[Path] = ()) -> pd.DataFrame:
-    """One row per member and kind of score: the columns of SAME, and algorithm, setting, run, member, seed, kind, step,
-    score (normalised where references are known, else the return), return, standard_error (of the score, over
-    episodes), episodes, checkpoints (how many were scored), data (the score of the data's mean return), reason (why
-    there is no score; it is then nan).
+    """One row per member and kind of score: the columns of SAME, and algorithm, setting (the options in which runs of
+    one algorithm on one dataset differ), run, member, seed, kind, step, score (normalised where references are known,
+    else the return), return, standard_error (of the score, over episodes), episodes, checkpoints (how many were
+    scored), data (the score of the data's mean return), reason (why there is no score; it is then nan).
 
     Args:
         selections: folders that `offrl.select` wrote.
+
+    Raises:
+        UserError: no run; or two selections that chose differently for one run.
     """
     chosen = _selected_steps(selections)
     rows = [row for run in runs for row in _run_scores(run, chosen)]
     if not rows:
         raise UserError("no run given; give one or more folders that offrl.train made")
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    table["step"] = table["step"].astype("Int64")
+    table["setting"] = _settings(table)
+    return table.drop(columns="options")
 
 
-def _selected_steps(selections: Iterable[Path]) -> dict[tuple[Path, int], int]:
-    """(run, member) -> the checkpoint that the selector ranks first among those of that member."""
-    steps: dict[tuple[Path, int], int] = {}
+def _settings(table: pd.DataFrame) -> pd.Series:
+    """For each row the options, as text, that not all runs of its algorithm on its dataset share."""
+    settings: dict[Any, str] = {}
+    for _, group in table.groupby(["algorithm", "dataset"]):
+        names = sorted({name for options in group["options"] for name in options})
+        differing = [n for n in names if len({str(options.get(n)) for options in group["options"]}) > 1]
+        for place, options in group["options"].items():
+            settings[place] = ", ".join(f"{name}={options.get(name)}" for name in differing)
+    return pd.Series(settings).reindex(table.index)
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _selected_steps(selections: Iterable[Path]) -> dict[tuple[Path, int], int | None]:
+    """(run, member) -> the checkpoint that the selector ranks first among that member's; None where it vetoes all."""
+    steps: dict[tuple[Path, int], int | None] = {}
     for folder in selections:
         file = Path(folder) / "candidates.csv"
         if not file.is_file():
             raise UserError(f"{folder}: no candidates.csv; give a folder that offrl.select wrote")
-        ranked = pd.read_csv(file).dropna(subset="score")
-        best = ranked.sort_values("score", ascending=False, kind="stable").drop_duplicates(["run", "member"])
-        for _, row in best.iterrows():
-            steps[Path(row["run"]).resolve(), int(row["member"])] = int(row["step"])
+        try:
+            ranked = pd.read_csv(file)
+            best = ranked.sort_values("score", ascending=False, kind="stable").drop_duplicates(["run", "member"])
+            found = {
+                (Path(run).resolve(), int(member)): None if np.isnan(score) else int(step)
+                for run, member, step, score in best[["run", "member", "step", "score"]].itertuples(index=False)
+            }
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{file}: damaged ({error}); run offrl.select again") from error
+        for key, step in found.items():
+            if key in steps and steps[key] != step:
+                raise UserError(f"{folder}: chooses step {step} of {key[0]}, member {key[1]}, and another selection "
+                                f"step {steps[key]}; give one of the two")  # fmt: skip
+        steps |= found
     return steps
 
 
-def _run_scores(run: Run, chosen: dict[tuple[Path, int], int]) -> list[dict[str, Any]]:
+def _run_scores(run: Run, chosen: dict[tuple[Path, int], int | None]) -> list[dict[str, Any]]:
     dataset, protocol = run.info["dataset"], run.info["protocol"]
-    env = dataset["env_id"] or ""
-    reference = run_reference(run, env)
     table = read_returns(run)
+    played = table["env"].unique()
+    # without an environment of its own, a run may have been scored in one that the user named
+    env = dataset["env_id"] or (played[0] if len(played) == 1 else "")
+    reference = run_reference(run, env)
     table = table[table["env"] == env]
     column = "normalized_score" if reference else "return"
+    evaluate = f"python -m offrl.evaluate {run.path}"
+    unusable = ""  # for all kinds of score
+    if not run.info["finished"]:
+        unusable = f"training stands at step {(run.checkpoints() or [0])[-1]}; the same command goes on with it"
+    elif not env:
+        unusable = f"no environment to score it in: {evaluate} env=ID"
+    elif table.empty:
+        unusable = f"not scored: {evaluate} checkpoints=all"
     rows = []
     for member in run.members:
         number = member["member"]
         mine = table[table["member"] == number]
-        means = mine.groupby("step")["return"].mean()
-        steps: dict[str, tuple[int | None, str]] = {}
+        means = mine.groupby("step")["return"].agg(lambda returns: returns.mean(skipna=False))
         last = run.last_checkpoint(number)
-        steps["last"] = (last, "" if last in means.index else "diverged before its first checkpoint" if last is None
-                         else f"step {last} is not scored: python -m offrl.evaluate {run.path}")  # fmt: skip
-        selected = chosen.get((run.path.resolve(), number))
-        steps["selected"] = (selected, "" if selected in means.index else "offrl.select was not run on it"
-                             if selected is None else f"step {selected} is not scored")  # fmt: skip
-        whole = len(means) > 1 and set(means.index) >= {s for s in run.checkpoints() if last is not None and s <= last}
-        steps["best"] = (int(means.idxmax()) if whole and means.notna().any() else None,
-                         "" if whole else "not all checkpoints are scored: checkpoints=all")  # fmt: skip
-        for kind, (step, reason) in steps.items():
-            episodes = mine[mine["step"] == step] if step is not None and not reason else mine.iloc[:0]
-            values = episodes[column].to_numpy()
+        for kind in KINDS:
+            step, reason = _step(kind, run, number, last, means, chosen)
+            if step is not None and step not in means.index:
+                reason = f"step {step} is not scored: {evaluate} checkpoints={step}"
+            reason = unusable or (f"diverged at step {member['diverged_at']}, before a checkpoint" if last is None
+                                  else reason)  # fmt: skip
+            episodes = mine.iloc[:0] if reason else mine[mine["step"] == step]
+            broken = int(episodes["return"].isna().sum())
+            if broken:
+                reason = f"in {broken} of {len(episodes)} episodes an action was not finite"
+            values = episodes[column].to_numpy() if not reason else np.empty(0)
             rows.append(
                 {
                     "dataset": dataset["name"],
                     "fingerprint": dataset["fingerprint"],
                     "env": env,
                     "updates": protocol["updates"],
+                    "checkpoint_every": protocol["checkpoint_every"],
                     "validation_fraction": protocol["validation_fraction"],
                     "reference_random": reference.random if reference else np.nan,
                     "reference_expert": reference.expert if reference else np.nan,
                     "algorithm": run.info["algorithm"]["name"],
-                    "setting": ", ".join(f"{name}={value}" for name, value in sorted(member["values"].items())),
+                    "options": {**_flat(run.info["identity"]["algo"]), **member["values"]},
                     "run": str(run.path),
                     "member": number,
                     "seed": member["seed"],
                     "kind": kind,
-                    "step": step if step is not None and not reason else pd.NA,
+                    "step": pd.NA if reason else step,
                     "score": values.mean() if len(values) else np.nan,
                     "return": episodes["return"].mean() if len(values) else np.nan,
                     "standard_error": standard_error(values) if len(values) else np.nan,
@@ -111,14 +166,57 @@ def _run_scores(run: Run, chosen: dict[tuple[Path, int], int]) -> list[dict[str,
     return rows
 
 
+def _step(
+    kind: str, run: Run, member: int, last: int | None, means: pd.Series, chosen: dict[tuple[Path, int], int | None]
+) -> tuple[int | None, str]:
+    """Which checkpoint of a member the kind of score is of, or why it is of none."""
+    if kind == "last":
+        return last, ""
+    if kind == "selected":
+        key = (run.path.resolve(), member)
+        if key not in chosen:
+            return None, "offrl.select was not run on it"
+        return chosen[key], "" if chosen[key] is not None else "the selector vetoes all of its checkpoints"
+    healthy = {step for step in run.checkpoints() if last is not None and step <= last}
+    if not set(means.index) >= healthy:
+        missing = len(healthy - set(means.index))
+        return None, f"{missing} of {len(healthy)} checkpoints are not scored: checkpoints=all scores them"
+    usable = means[means.notna() & means.index.isin(list(healthy))]
+    if not len(usable):
+        return None, "no checkpoint played all its episodes to the end"
+    return int(usable.index[int(usable.argmax())]), ""
+
+
+def fully_scored(run: Run) -> bool:
+    """Whether every healthy checkpoint has all the episodes of the run's protocol, or there is nothing to score in."""
+    protocol, env = run.info["protocol"], run.info["dataset"]["env_id"]
+    if not env or not protocol["episodes"]:
+        return True
+    try:
+        plan = plan_checkpoints(run, "all", Console(quiet=True))
+    except UserError:  # every member diverged before its first checkpoint
+        return True
+    request = Request(env, protocol["episodes"], protocol["evaluation_seed"], plan)
+    return not request.missing(read_returns(run), len(run.members), protocol["episodes"])
+
+
 def _scaled(value: float, reference: Reference | None) -> float:
     return reference.normalise(value) if reference else value
 
 
 def groups(table: pd.DataFrame) -> tuple[list[pd.DataFrame], list[str]]:
-    """The scores split so that each part compares, and one message per dataset name that had to be split."""
-    parts = [part for _, part in table.groupby(SAME, sort=False, dropna=False)]
-    messages = []
+    """The scores split so that each part compares, and messages: for each dataset that had to be split, and for each
+    member that is there twice, of which the first counts."""
+    parts, messages = [], []
+    for _, part in table.groupby(SAME, sort=False, dropna=False):
+        same_member = ["algorithm", "setting", "kind", "seed"]
+        # not independent of its double: the same seed in another run of the same settings
+        again = part[part.duplicated(same_member) & (part["kind"] == KINDS[0])]
+        for (algorithm, run), group in again.groupby(["algorithm", "run"], sort=False):
+            seeds = ", ".join(map(str, group["seed"]))
+            messages.append(f"{part['dataset'].iloc[0]}: seeds {seeds} of {algorithm} are in two runs; those of {run} "
+                            "are left out")  # fmt: skip
+        parts.append(part.drop_duplicates(same_member))
     for dataset, same_name in table.groupby("dataset", sort=False):
         differing = [c for c in SAME[1:] if same_name[c].nunique(dropna=False) > 1]
         if differing:
@@ -128,17 +226,37 @@ def groups(table: pd.DataFrame) -> tuple[list[pd.DataFrame], list[str]]:
     return parts, messages
 
 
-def summarize(part: pd.DataFrame, aggregate: Callable[[np.ndarray], Any] = np.mean) -> pd.DataFrame:
-    """One row per (algorithm, setting, kind) of comparable scores: estimate, low, high (95 %, over members), members,
-    reason. Members without a score are not counted as anything: `members` says how many there are."""
+def labels(parts: Sequence[pd.DataFrame]) -> list[str]:
+    """A name for each part that `groups` made: its dataset, and what tells it from others of the same dataset."""
+    firsts = pd.DataFrame([part.iloc[0][SAME] for part in parts])
+    found = []
+    for _, row in firsts.iterrows():
+        others = firsts[firsts["dataset"] == row["dataset"]]
+        differing = [column for column in SAME[1:] if others[column].nunique(dropna=False) > 1]
+        found.append(", ".join([row["dataset"], *(f"{column} {row[column]}" for column in differing)]))
+    return found
+
+
+def summarize(part: pd.DataFrame, aggregate: Callable[..., Any] = np.mean) -> pd.DataFrame:
+    """One row per (algorithm, setting, kind) of comparable scores.
+
+    Columns: algorithm, setting, kind, estimate, low, high (95 %), method, warning, members, reason.
+
+    The interval is over members; for a single one it is over its episodes alone (method "episodes"). Members without a
+    score are not counted as anything: `members` says how many there are.
+    """
     rows = []
     for (algorithm, setting, kind), group in part.groupby(["algorithm", "setting", "kind"], sort=False):
-        values = group["score"].dropna().to_numpy()
-        interval = (
-            aggregate_interval([values], lambda drawn: aggregate(drawn, axis=-1))  # type: ignore[call-arg]
-            if len(values)
-            else Interval(np.nan, np.nan, np.nan, "")
-        )
+        known = group.dropna(subset="score")
+        values = known["score"].to_numpy()
+        if not len(values):
+            interval = Interval(np.nan, np.nan, np.nan, "")
+        elif len(values) == 1:
+            half = 1.96 * known["standard_error"].iloc[0]
+            interval = Interval(values[0], values[0] - half, values[0] + half, "episodes",
+                                "one member: the interval is over its episodes alone")  # fmt: skip
+        else:
+            interval = aggregate_interval([values], lambda drawn: aggregate(drawn, axis=-1))
         reasons = [reason for reason in group["reason"].unique() if reason]
         rows.append({"algorithm": algorithm, "setting": setting, "kind": kind, **interval._asdict(),
                      "members": len(values), "reason": "; ".join(reasons)})  # fmt: skip
@@ -166,16 +284,14 @@ def runs_under(paths: Iterable[str | Path]) -> list[Run]:
     Raises:
         UserError: there is none at a path.
     """
-    found = []
+    found: dict[Path, Run] = {}
     for path in map(Path, paths):
-        if (path / "run.json").is_file():
-            found.append(Run.open(path))
-            continue
-        below = sorted(file.parent for file in path.rglob("run.json")) if path.is_dir() else []
+        below = [path] if (path / "run.json").is_file() else sorted(file.parent for file in path.rglob("run.json"))
         if not below:
             raise UserError(f"{path}: no run here nor below; give folders that offrl.train made")
-        found += [Run.open(folder) for folder in below]
-    return found
+        for folder in below:
+            found.setdefault(folder.resolve(), Run.open(folder))
+    return list(found.values())
 
 
 def selection_of(folder: Path) -> dict[str, Any]:

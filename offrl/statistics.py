@@ -189,7 +189,8 @@ def improvement_interval(x: Sequence[Values], y: Sequence[Values], **options: An
     interval = stratified_interval(
         [*x, *y], lambda *drawn: probability_of_improvement(drawn[:count], drawn[count:]), **options
     )
-    return interval._replace(low=max(0.0, interval.low), high=min(1.0, interval.high))
+    low, high = np.clip([interval.low, interval.high], 0.0, 1.0)  # nan, of a single run, stays nan
+    return interval._replace(low=float(low), high=float(high))
 
 
 def _stratified(

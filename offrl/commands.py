@@ -42,7 +42,7 @@ def parse(
     )
     parser.add_argument("arguments", nargs="*" if optional else "+", metavar=what, help=meaning)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
     paths, given = [], {}
     for argument in parsed.arguments:
         name, equals, value = argument.partition("=")

@@ -125,7 +125,7 @@ def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[s
         drawn = replicates[name]
         mine = drawn[chosen[0]]
         row: dict[str, Any] = {"estimate": name, "choice": float(scores[name].iloc[chosen[0]])}
-        if cloned and np.isfinite(drawn[cloned]).all():
+        if cloned and chosen[0] not in cloned and np.isfinite(drawn[cloned]).all():
             row["bc"] = float(scores[name].iloc[cloned].mean())
             row["beats_bc"] = chance(mine - drawn[cloned].mean(0))
         if name == "behaviour_advantage":  # an advantage over the behaviour: its own value is 0
@@ -217,25 +217,25 @@ def report(selection: Selection, console: Console) -> None:
         for _, row in selection.workflow.iterrows():
             table.add_row(Path(row["run"]).name, str(row["member"]), row["verdict"], f"{row['step']:,}", row["advice"])
         console.print(table)
-    console.print(_decision(selection), highlight=False)
+    console.print(_decision(selection), highlight=False, soft_wrap=True)
 
 
 def _candidates_table(selection: Selection) -> Table:
     shown = [name for name in ("behaviour_advantage", "fqe_lcb", "lstd", "action_distance", "ood_fraction", "td_error")
              if name in selection.scores and selection.scores[name].notna().any()]  # fmt: skip
+    swept = (selection.candidates["setting"] != "").any()
     table = Table(title=f"by {selection.selector}", title_justify="left", box=None)
-    for name in ("", "candidate", "algorithm", "setting", "step", "score", *shown):
+    for name in ("", "candidate", *(["setting"] if swept else []), "score", *shown):
         table.add_column(name.replace("_", " "), justify="left" if name in ("candidate", "setting") else "right")
     errors = selection.scores.attrs["standard_error"]
     for place, (_, row) in enumerate(selection.candidates.head(SHOWN).iterrows(), 1):
-        cells = []
+        cells = [row["setting"]] if swept else []
+        cells.append("veto" if row["veto"] else "-" if np.isnan(row["score"]) else f"{row['score']:.3f}")
         for name in shown:
             value, error = (float(source.loc[row["candidate"], name]) for source in (selection.scores, errors))  # type: ignore[arg-type]
-            cells.append("-" if np.isnan(value) else f"{value:.3g}" + (f" ± {error:.1g}" if error == error else ""))
-        score = "veto" if row["veto"] else "-" if np.isnan(row["score"]) else f"{row['score']:.3f}"
+            cells.append("-" if np.isnan(value) else f"{value:.3g}" + (f"±{error:.2g}" if error == error else ""))
         style = "bold" if row["candidate"] in selection.choice.deploy else "red" if row["veto"] else ""
-        table.add_row(str(place), row["candidate"], row["algorithm"], row["setting"], f"{row['step']:,}", score,
-                      *cells, style=style)  # fmt: skip
+        table.add_row(str(place), row["candidate"], *cells, style=style)
     if len(selection.candidates) > SHOWN:
         table.caption = f"and {len(selection.candidates) - SHOWN} more in candidates.csv"
     return table
@@ -347,7 +347,13 @@ def write(selection: Selection, folder: Path) -> None:
     """candidates.csv, diagnostics.csv, selection.json, selection.png."""
     folder.mkdir(parents=True, exist_ok=True)
     selection.candidates.to_csv(folder / "candidates.csv", index=False)
-    selection.table.to_csv(folder / "diagnostics.csv", index=False)
+    of_data = {
+        "diagnostic": "coverage",
+        "value": selection.scores.attrs["coverage"],
+        "dataset": selection.pool.dataset.name,
+    }
+    table = pd.concat([selection.table, pd.DataFrame([of_data])], ignore_index=True)
+    table.to_csv(folder / "diagnostics.csv", index=False)
     write_whole(folder / "selection.json", json.dumps(as_json(selection), indent=1))
     draw(selection, folder / "selection.png")
 
@@ -395,6 +401,8 @@ def main() -> None:
         numbers = {name: commands.whole_number(name, options[name])
                    for name in ("checkpoints", "rows") if name in options}  # fmt: skip
         console = Console(stderr=parsed.json)
+        if not console.is_terminal:
+            console.width = 150
         with progress_bar(Console(stderr=True)) as show:
             found = select(parsed.paths, options.get("selector", selectors.DEFAULT), names, progress=show, **numbers)
         folder = Path(options.get("out") or parsed.paths[0].parent / "selection")

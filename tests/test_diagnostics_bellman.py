@@ -83,8 +83,10 @@ def test_ridge_bellman_error_and_ibes_are_what_a_direct_calculation_gives(pool):
 def test_regressions_prefer_the_true_critic(pool, name):
     scores = bellman.measure_ridge(pool)[name]
     assert np.argmin(scores.value[:4]) == 0
-    assert scores.value[0] < 0.03 and (scores.value[1:4] > 3 * abs(scores.value[0])).all()
-    assert (scores.standard_error[:4] > 0).all() and scores.replicates.shape == (5, 200)
+    assert scores.value[0] < 0.03
+    assert (scores.value[1:4] > 3 * abs(scores.value[0])).all()
+    assert (scores.standard_error[:4] > 0).all()
+    assert scores.replicates.shape == (5, 200)
     assert scores.replicates[1].mean() == pytest.approx(scores.value[1], rel=0.3)
 
 
@@ -99,13 +101,16 @@ def test_rewards_in_other_units_change_no_bellman_error(dataset, pool):
 
 def test_no_critic_no_held_out_rows_and_what_is_not_finite_have_a_reason(dataset, pool):
     for scores in (*bellman.measure_ridge(pool).values(), bellman.measure_bvft(pool)["bvft"]):
-        assert scores.reasons[:4] == [""] * 4 and "no critic" in scores.reasons[4]
-        assert np.isnan(scores.value[4]) and np.isfinite(scores.value[:4]).all()
+        assert scores.reasons[:4] == [""] * 4
+        assert "no critic" in scores.reasons[4]
+        assert np.isnan(scores.value[4])
+        assert np.isfinite(scores.value[:4]).all()
     everything = made_pool(dataset, made_run(dataset, {1: [linear(-0.9)]}, validation_fraction=0))
     broken = made_pool(dataset, made_run(dataset, {1: [linear(-0.9, quadratic=np.full((5, 5), np.nan))]}))
     for bad, word in ((everything, "held out"), (broken, "not finite")):
         for scores in (*bellman.measure_ridge(bad).values(), bellman.measure_bvft(bad)["bvft"]):
-            assert np.isnan(scores.value[0]) and word in scores.reasons[0]
+            assert np.isnan(scores.value[0])
+            assert word in scores.reasons[0]
 
 
 def test_tournament_by_hand():
@@ -114,7 +119,7 @@ def test_tournament_by_hand():
     targets = np.array([[0.0, 2, 2, 4], [0, 2, 0, 2]])
     once = np.ones((1, 1))
     losses = bellman.tournament_losses(q, targets, 1.0, once, np.zeros(4, int))
-    # critic 0: cells of its own give means (1, 1, 3, 3), loss 1; of both give the targets, mean square (0 + 4 + 0 + 4) / 4
+    # critic 0: cells of its own give means (1, 1, 3, 3), loss 1; of both the targets, mean square (0 + 4 + 0 + 4) / 4
     # critic 1: its targets are its values, whatever the cells
     np.testing.assert_allclose(losses, [[np.sqrt(2 / 2), 0]])
     weights = np.array([[2.0, 0], [0, 2]])  # rows 0 and 1, or 2 and 3
@@ -130,7 +135,8 @@ def test_shares_count_ties_by_half():
 
 def test_tournament_prefers_the_true_critic_whatever_diverges_or_comes_first(dataset, pool):
     found = bellman.measure_bvft(pool)["bvft"]
-    assert np.argmin(found.value[:4]) == 0 and (found.standard_error[:4] >= 0).all()
+    assert np.argmin(found.value[:4]) == 0
+    assert (found.standard_error[:4] >= 0).all()
     order = [3, 1, 4, 0, 2]
     np.testing.assert_array_equal(bellman.measure_bvft(pool.subset(order))["bvft"].value, found.value[order])
     diverged = made_run(dataset, {1: [linear(-0.9, quadratic=1e6 * exact_q(-0.9))]}, diverged_at=[1])

@@ -1,0 +1,280 @@
+"""Off-policy evaluation against values that are known."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pools import CONTROL, DYNAMICS, linear, linear_quadratic, made_pool, made_run
+from scipy import stats
+
+from offrl.diagnostics import evaluation, measure
+from offrl.diagnostics.evaluation import Transitions, combine_heads, lstd_q, weighted_importance_sampling
+from offrl.diagnostics.features import RandomFeatures, Standardiser
+
+GAINS = (-0.9, -0.5, -0.2, 0.0)
+NOISE = 0.05
+
+
+def true_value(gain, states, noise=NOISE, discount=evaluation.DISCOUNT):
+    """Of a = gain s on the linear-quadratic task, for ever."""
+    c = DYNAMICS + CONTROL * gain
+    v = (c**2 + 0.1 * gain**2) / (1 - discount * c**2)
+    return -(v * (states**2).sum(-1) + 2 * noise**2 * (1 + discount * v) / (1 - discount))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    dataset = linear_quadratic(episodes=40, length=50, noise=NOISE)
+    return made_pool(dataset, made_run(dataset, {1: [linear(gain) for gain in GAINS]}))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short():
+    """Fewer updates than by default, and faster ones: the task is small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "HIDDEN_DIMS", (32, 32))
+        patch.setattr(evaluation, "BATCH_SIZE", 64)
+        patch.setattr(evaluation, "TARGET_RATE", 0.3)
+        patch.setattr(evaluation, "FQE_LEARNING_RATE", 1e-3)
+        patch.setattr(evaluation, "fit_behaviour", partial(evaluation.fit_behaviour, updates=1500))
+        patch.setattr(evaluation, "fitted_q_evaluation", partial(evaluation.fitted_q_evaluation, updates=1500))
+        patch.setattr(evaluation, "fit_clone", partial(evaluation.fit_clone, updates=1500))
+        yield
+
+
+# Fitted Q evaluation
+
+
+def test_targets_bootstrap_over_truncations_not_terminations_and_stay_within_the_bounds():
+    data = Transitions(
+        inputs=jnp.zeros((3, 1)),
+        next_inputs=jnp.zeros((3, 1)),
+        rewards=jnp.array([1.0, 1.0, 2.0]),
+        discounts=jnp.array([0.9, 0.0, 0.9]),
+        low=jnp.asarray(1.0),
+        high=jnp.asarray(15.0),
+        center=jnp.asarray(10.0),
+        scale=jnp.asarray(2.0),
+    )
+    targets = data.center + data.scale * data.target(jnp.arange(3), jnp.array([1.0, 1.0, 3.0]))
+    np.testing.assert_allclose(targets, [1 + 0.9 * 12, 1, 15], rtol=1e-6)
+
+
+def test_bounds_of_values():
+    rewards, never, ends = np.array([1.0, 2.0]), np.zeros(2), np.array([0.0, 1.0])
+    assert evaluation.value_bounds(rewards, never, 0.9) == pytest.approx((10, 20))
+    assert evaluation.value_bounds(rewards, ends, 0.9) == pytest.approx((1, 20))
+    assert evaluation.value_bounds(-rewards, ends, 0.9) == pytest.approx((-20, -1))
+    with pytest.raises(ValueError, match="below 1"):
+        evaluation.value_bounds(rewards, ends, 1.0)
+
+
+def test_fqe_finds_known_values(pool):
+    table, replicates = measure(pool, ["fqe_heads"])
+    heads = table.value.to_numpy().reshape(evaluation.HEADS, len(GAINS))
+    truth = [true_value(gain, pool.initial_observations, noise=NOISE).mean() for gain in GAINS]
+    np.testing.assert_allclose(heads.mean(0), truth, atol=0.6)  # the data's own value is about -14
+    assert (np.argsort(heads.mean(0)) == np.argsort(truth)).all()
+    assert replicates["fqe_head_1"].shape == (4, 200)
+    assert (table.standard_error > 0).all()
+    again = evaluation.measure_fqe_heads(pool.subset([2]))
+    assert again["fqe_head_1"].value[0] == heads[0, 2]  # whoever else is in the pool
+
+
+def test_fqe_is_the_mean_of_heads_that_agree():
+    value = np.array([[1.0, 2, 3, 4, 9], [1, 2, 4, 3, 0], [1, 2, 3, 4, 5]])
+    replicates = np.broadcast_to(value[:, :, None], (3, 5, 200))
+    healthy = np.array([True] * 4 + [False])
+    found = combine_heads(value, replicates, healthy, [""] * 5, 0)
+    np.testing.assert_allclose(found["fqe"].value, value.mean(0))
+    np.testing.assert_allclose(found["fqe_sd"].value, value.std(0, ddof=1))
+    np.testing.assert_allclose(found["fqe_lcb"].value, value.mean(0) - value.std(0, ddof=1))
+    assert found["fqe_stability"].value[0] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert found["fqe"].standard_error[0] == 0 < found["fqe"].standard_error[2]
+
+
+def test_fqe_refuses_when_heads_disagree():
+    value = np.array([[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 2, 3, 4]])
+    replicates = np.broadcast_to(value[:, :, None], (3, 4, 200))
+    found = combine_heads(value, replicates, np.ones(4, bool), ["", "x", "", ""], 0)
+    assert found["fqe_stability"].value[0] == pytest.approx(-1 / 3)
+    for name in ("fqe", "fqe_sd", "fqe_lcb"):
+        assert np.isnan(found[name].value).all()
+        assert "tau -0.33 < 0.5" in found[name].reasons[0]
+        assert found[name].reasons[1] == "x"
+
+
+def test_few_policies_are_not_judged_by_the_agreement_of_heads():
+    value = np.array([[1.0, 2], [2, 1], [1, 2]])
+    found = combine_heads(value, np.broadcast_to(value[:, :, None], (3, 2, 200)), np.ones(2, bool), [""] * 2, 0)
+    assert np.isnan(found["fqe_stability"].value).all()
+    assert "too few" in found["fqe_stability"].reasons[0]
+    assert np.isfinite(found["fqe"].value).all()
+
+
+def test_the_command_keeps_heads_and_judges_the_pool(pool):
+    table, replicates = measure(pool, ["fqe", "behaviour_advantage"])
+    wide = table.pivot(index="candidate", columns="diagnostic", values="value")
+    assert (wide.fqe_stability > 0.5).all()
+    assert wide.fqe.argmax() == 0
+    np.testing.assert_allclose(wide.fqe_lcb, wide.fqe - wide.fqe_sd)
+    assert replicates["fqe"].shape == replicates["fqe_lcb"].shape == (4, 200)
+
+
+def test_what_is_not_finite_has_a_reason(pool):
+    broken = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(np.nan), linear(-0.9)]}))
+    for function in (
+        evaluation.measure_fqe_heads,
+        evaluation.measure_lstd,
+        evaluation.measure_behaviour_advantage,
+        evaluation.measure_importance_sampling,
+    ):
+        for scores in function(broken).values():
+            assert np.isnan(scores.value[0])
+            assert scores.reasons[0] == evaluation.NOT_FINITE
+            assert scores.reasons[1] != evaluation.NOT_FINITE
+
+
+# LSTD-Q
+
+
+def test_lstd_is_exact_on_a_tabular_task():
+    """Two states, two actions; action 1 in state 1 terminates. One-hot features, the constant in place of the last."""
+    discount = 0.9
+    rewards = np.array([-1.0, 2.0, 0.5, -3.0])  # of (s, a) = (0, 0), (0, 1), (1, 0), (1, 1)
+    following = np.array([[0.7, 0.3], [0.2, 0.8], [0.5, 0.5], [0.0, 0.0]])
+    policy = np.array([1, 0])
+    transition = np.zeros((4, 4))
+    for s in range(2):
+        transition[:, 2 * s + policy[s]] = following[:, s]
+    q = np.linalg.solve(np.eye(4) - discount * transition, rewards)
+    rows, nexts, masks = [], [], []
+    for pair in range(4):
+        for s, count in enumerate((10 * following[pair]).round().astype(int)):
+            rows += [pair] * count
+            nexts += [2 * s + policy[s]] * count
+            masks += [discount] * count
+    rows, nexts, masks = [*rows, 3, 3], [*nexts, 0, 1], [*masks, 0.0, 0.0]
+    features = np.eye(4)
+    features[:, 3] = 1.0
+    fit = lstd_q(features[rows], features[nexts], rewards[rows], np.array(masks), ridge=0)
+    np.testing.assert_allclose(features @ fit.theta, q, rtol=1e-8)
+
+
+def test_lstd_finds_known_values_and_its_errors_are_those_of_fitting_again(pool):
+    found = evaluation.measure_lstd(pool)["lstd"]
+    truth = [true_value(gain, pool.initial_observations, noise=NOISE).mean() for gain in GAINS]
+    np.testing.assert_allclose(found.value, truth, rtol=0.2)
+    assert (found.value[:2] > found.value[2:]).all()
+    rows, inputs = pool.train, Standardiser.of(pool.train)
+    features = RandomFeatures.of(inputs(rows.observations, rows.actions), pool.seed)
+    phi = features(inputs(rows.observations, rows.actions))
+    next_phi = features(inputs(rows.next_observations, pool.actions("train_next")[0]))
+    phi_0 = features(inputs(pool.initial_observations, pool.actions("initial")[0]))
+    refitted = []
+    for weights in pool.episode_weights[:40]:
+        drawn = np.repeat(np.arange(len(rows)), weights[rows.episodes].astype(int))
+        discounts = evaluation.DISCOUNT * (1 - rows.terminations[drawn])
+        fit = lstd_q(phi[drawn], next_phi[drawn], rows.rewards[drawn], discounts)
+        refitted.append(weights @ (phi_0 @ fit.theta) / weights.sum())
+    assert stats.pearsonr(refitted, found.replicates[0, :40])[0] > 0.9
+    assert found.standard_error[0] == pytest.approx(np.std(refitted, ddof=1), rel=0.4)
+    lcb = evaluation.measure_lstd(pool)["lstd_lcb"]
+    np.testing.assert_allclose(lcb.value, found.value - found.standard_error)
+
+
+def test_lstd_grows_with_rewards_as_values_do():
+    random = np.random.default_rng(0)
+    features = np.concatenate([random.normal(size=(200, 5)), np.ones((200, 1))], 1)
+    following = np.concatenate([random.normal(size=(200, 5)), np.ones((200, 1))], 1)
+    rewards, discounts = random.normal(size=200), np.full(200, 0.9)
+    q = features @ lstd_q(features, following, rewards, discounts, 0.1).theta
+    moved = features @ lstd_q(features, following, 3 * rewards + 2, discounts, 0.1).theta
+    np.testing.assert_allclose(moved, 3 * q + 2 / (1 - 0.9), rtol=1e-8)
+
+
+# Importance sampling
+
+
+def test_importance_sampling_by_hand():
+    """Episode 0 is truncated after one step, 1 terminates after one, 2 has two steps."""
+    log_ratios = np.log([[2.0, 9.0], [1.0, 9.0], [3.0, 2.0]])
+    rewards = np.array([[1.0, 7.0], [2.0, 7.0], [4.0, 5.0]])
+    found = weighted_importance_sampling(log_ratios, rewards, np.array([1, 1, 2]), np.array([False, True, False]), 0.5)
+    first = (2 * 1 + 1 * 2 + 3 * 4) / 6
+    second = (1 * 0 + 6 * 5) / 7  # the dead weigh what they weighed, the truncated nothing
+    assert found.value == pytest.approx(first + 0.5 * second)
+    np.testing.assert_allclose(found.effective_sample_size, [[36 / 14, 49 / 37]])
+
+
+def test_importance_sampling_finds_the_value_of_a_bandit():
+    """Actions from N(0, 1), reward a^2; under N(0.5, 0.8) its mean is 0.25 + 0.64."""
+    actions = np.random.default_rng(0).normal(size=(20_000, 1))
+    log_ratios = stats.norm.logpdf(actions, 0.5, 0.8) - stats.norm.logpdf(actions)
+    ones = np.ones(len(actions), int)
+    found = weighted_importance_sampling(log_ratios, actions**2, ones, ones == 1, 0.99)
+    assert found.value == pytest.approx(0.89, abs=0.02)
+    assert 0.5 * len(actions) < found.effective_sample_size[0, 0] < len(actions)
+
+
+def test_importance_sampling_of_the_datas_own_policy_and_its_refusal_of_others():
+    dataset = linear_quadratic(episodes=600, length=5)
+    good = np.arange(600) % 2 == 0
+    # only the episodes of the good policy: the behaviour has one mean
+    steps = good[dataset.episode_of_step]
+    dataset = replace(
+        dataset,
+        observations=dataset.observations.reshape(600, 6, 2)[good].reshape(-1, 2),
+        **{name: getattr(dataset, name)[steps] for name in ("actions", "rewards", "terminations", "truncations")},
+        lengths=dataset.lengths[good],
+        final_observation_known=dataset.final_observation_known[good],
+    )
+    run = made_run(dataset, {1: [linear(-0.9), linear(1.0)]}, validation_fraction=0.5)
+    pool = made_pool(dataset, run)
+    found = evaluation.measure_importance_sampling(pool)
+    value, size = found["importance_sampling"], found["effective_sample_size"]
+    logged = dataset.returns_to_go(evaluation.DISCOUNT)[dataset.starts[pool.held_out]].mean()
+    assert value.value[0] == pytest.approx(logged, rel=0.5)  # the clone, and so the density, is an estimate
+    assert value.standard_error[0] > 0
+    assert size.value[0] > 10 > 5 > size.value[1]
+    assert np.isnan(value.value[1])
+    assert "of 150 episodes at step 4" in value.reasons[1]
+
+
+# Behaviour advantage
+
+
+def test_behaviour_advantage_tells_better_from_worse_than_the_data(pool):
+    found = evaluation.measure_behaviour_advantage(pool)
+    advantage = found["behaviour_advantage"]
+    bad = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(1.0)]}))
+    bad._made = pool._made  # fitted once
+    assert advantage.value[0] > 0 > evaluation.measure_behaviour_advantage(bad)["behaviour_advantage"].value[0]
+    assert (np.diff(advantage.value) < 0).all()
+    np.testing.assert_allclose(found["behaviour_advantage_lcb"].value, advantage.value - advantage.standard_error)
+    assert advantage.replicates.shape == (4, 200)
+
+
+def test_nothing_held_out_is_a_reason(pool):
+    everything = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(-0.9)]}, validation_fraction=0))
+    for function in (evaluation.measure_behaviour_advantage, evaluation.measure_importance_sampling):
+        for scores in function(everything).values():
+            assert np.isnan(scores.value[0])
+            assert "held out" in scores.reasons[0]
+
+
+def test_behaviour_values_are_those_of_the_data(pool):
+    """Their mean over first states is the discounted return of the data, continued beyond the time limit."""
+    fit = evaluation.behaviour(pool)
+    inputs = Standardiser.of(pool.train)
+    rows = pool.train
+    q = fit.data.center + fit.data.scale * evaluation.values_of(fit.q, inputs(rows.observations, rows.actions)).mean(0)
+    v = fit.data.center + fit.data.scale * evaluation.values_of(fit.v, inputs(rows.observations)).mean(0)
+    following = fit.data.center + fit.data.scale * evaluation.values_of(fit.v, inputs(rows.next_observations)).mean(0)
+    residual = np.asarray(rows.rewards + fit.data.discounts * following - q)
+    assert abs(residual.mean()) < 0.1 * np.std(rows.rewards)
+    assert abs(float((q - v).mean())) < 0.1 * np.std(rows.rewards)
+    assert jax.tree.leaves(fit.q)[0].shape[0] == evaluation.HEADS

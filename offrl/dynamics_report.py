@@ -129,9 +129,11 @@ def one_step_numbers(
         ("one step", "error of rewards / their std", "", _rms((found["error"] / std)[:, -1])),
     ]
     centred = np.abs(found["distribution"] - 0.5) * 2
-    for what, columns in (("observations", centred[:, :-1]), ("rewards", centred[:, -1])):
-        for level in LEVELS:
-            numbers.append(("one step", f"coverage of the {level:.0%} interval, {what}", "", (columns < level).mean()))
+    numbers += [
+        ("one step", f"coverage of the {level:.0%} interval, {what}", "", (columns < level).mean())
+        for what, columns in (("observations", centred[:, :-1]), ("rewards", centred[:, -1]))
+        for level in LEVELS
+    ]
     truth = np.asarray(rows.terminations) > 0
     numbers.append(("terminations", "terminal steps", "", float(truth.sum())))
     for name, label in (("ends", "of the true next step"), ("ends_predicted", "of the predicted next step")):

@@ -53,7 +53,9 @@ def test_a_good_model_of_a_known_system_is_reported_as_such():
     assert errors.shape == (10, 2)
     for h in (1, 5, 10):
         assert found["open loop", "error / std of observations", h] == errors[h - 1, 0]
-    assert errors[0, 0] < 0.6 * errors[0, 1]
+    scale = train_part.transitions().observations.std(0)
+    assert errors[0, 0] == pytest.approx(np.sqrt(np.mean((NOISE / scale) ** 2)), rel=0.1)
+    assert errors[0, 0] < errors[0, 1]
     assert (np.diff(errors[:, 0]) > 0).all()  # the noise adds up
 
 

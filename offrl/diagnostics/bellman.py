@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
-from offrl.diagnostics.critic import NOT_HELD_OUT, no_critic, of_candidates, of_means, own_q, td_parts
+from offrl.diagnostics.critic import NOT_HELD_OUT, critic_rows, no_critic, of_candidates, of_means, own_q, td_parts
 from offrl.diagnostics.features import random_features, standardiser
 from offrl.diagnostics.pool import Candidate, Pool
 
@@ -80,14 +80,14 @@ RIDGE = (
 
 def measure_ridge(pool: Pool) -> dict[str, Scores]:
     """Regressions on training rows, scores on held-out rows, both over the variance of the held-out targets."""
-    rows = pool.validation
-    if rows is None:
+    if pool.validation is None:
         return {diagnostic.name: not_applicable(pool, NOT_HELD_OUT) for diagnostic in RIDGE}
+    train, rows = critic_rows(pool, "train"), critic_rows(pool, "validation")
 
     def factorise() -> tuple[Ridge, np.ndarray]:
         inputs, features = standardiser(pool), random_features(pool)
         return (
-            Ridge.of(features(inputs(pool.train.observations, pool.train.actions))),
+            Ridge.of(features(inputs(train.observations, train.actions))),
             features(inputs(rows.observations, rows.actions)),
         )
 
@@ -167,7 +167,7 @@ def measure_bvft(pool: Pool) -> dict[str, Scores]:
         reasons = [reason or too_many for reason in reasons]
     if all(reasons):
         return {"bvft": without_error(np.full(len(pool), np.nan), reasons)}
-    rows = pool.validation
+    rows = critic_rows(pool, "validation")
     random = np.random.default_rng(pool.seed)
     chosen = np.sort(random.permutation(len(rows))[:BVFT_ROWS])
     q = np.empty((len(critics), len(chosen)))

@@ -7,6 +7,7 @@ data; a member's metrics are `member0/critic_loss` and so on, against the run's 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ def check_mode(mode: Any) -> None:
 
 
 class Tracker:
-    """Sends metrics and the final table and picture to wandb; does nothing when off or when wandb fails."""
+    """Sends metrics and the final tables and pictures to wandb; does nothing when off or when wandb fails."""
 
     def __init__(self, mode: str, project: str, run_dir: Path, config: dict[str, Any], info: dict[str, Any]):
         self.run: Any = None
+        self.run_dir = run_dir
         if mode == "off":
             return
         dataset, algorithm = info["dataset"]["name"], info["algorithm"]["name"]
@@ -64,7 +66,7 @@ class Tracker:
             self._failed(error)
 
     def finish(self, table: Any = None, picture: Path | None = None) -> None:
-        """Log the evaluation's table (a DataFrame) and picture, and close."""
+        """Log the evaluation's table (a DataFrame) and picture, and the run's report: its scores, pictures and page."""
         if self.run is None:
             return
         try:
@@ -72,8 +74,35 @@ class Tracker:
 
             if table is not None:
                 self.run.log({"evaluation": wandb.Table(dataframe=table)})
+                self._log_report()
             if picture is not None and picture.exists():
                 self.run.log({"summary": wandb.Image(str(picture))})
             self.run.finish()
         except Exception as error:
             self._failed(error)
+
+    def _log_report(self) -> None:
+        """Log what `offrl.report` makes of the run: the table of scores, each picture, and the page."""
+        import pandas as pd
+        import wandb
+
+        from offrl import report  # here: it draws, which would delay the first update
+
+        with tempfile.TemporaryDirectory() as folder:
+            page = Path(folder) / "report.html"
+            try:
+                found = report.make([self.run_dir], page)
+            except UserError as error:
+                print(f"warning: no report in wandb ({error})", file=sys.stderr)
+                return
+            for row in found["scores"]:
+                if row["estimate"] is not None:
+                    self.run.summary[" ".join(filter(None, ["score", row["kind"], row["setting"]]))] = row["estimate"]
+            pictures = [Path(file) for file in found["pictures"] if file.endswith(".png")]
+            self.run.log(  # while the files are there: wandb reads them only now
+                {
+                    "scores": wandb.Table(dataframe=pd.DataFrame(found["scores"])),
+                    "report": wandb.Html(page.read_text(), inject=False),
+                    **{f"report/{file.stem}": wandb.Image(str(file)) for file in pictures},
+                }
+            )

@@ -114,6 +114,22 @@ BPPO = {
     **{f"{name}learning_rate": 5e-3 for name in ("behaviour_", "value_", "critic_")},
     "learning_rate": 3e-4,
 }
+MODEL = {
+    "ensemble_size": 3,
+    "elites": 2,
+    "dynamics_hidden_dims": (32,),
+    "termination_hidden_dims": (8,),
+    "dynamics_weight_decay": (0.0,),
+    "dynamics_learning_rate": 3e-3,
+    "dynamics_updates": 1000,
+    "holdout_every": 100,
+    "rollout_length": 2,
+    "rollout_batch_size": 200,
+    "rollout_every": 100,
+    "tune_alpha": False,
+    "alpha": 0.02,
+    **FAST,
+}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +147,19 @@ BPPO = {
         ("mcep", FAST),
         ("prdc", {"alpha": 10.0, "neighbours_from": 1000, **FAST}),
         ("spot", {"vae_hidden_dims": (32, 32), "dropout": 0.0, **FAST}),
+        ("mopo", {"penalty_weight": 0.1, **MODEL}),
+        pytest.param("morel", {"threshold": 2.0, "critics": 2, **MODEL}, marks=pytest.mark.slow),
+        ("combo", {"cql_weight": 0.1, "cql_actions": 2, **MODEL}),
+        pytest.param(
+            "rambo",
+            {"cloning_updates": 100, "adversary_every": 500, "adversary_updates": 50, **MODEL},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "mobile",
+            {"penalty_weight": 0.1, "penalty_samples": 2, "clip_target": False, **MODEL},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_optimum_is_found_in_mediocre_data_where_cloning_does_not(name, options):

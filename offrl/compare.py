@@ -132,6 +132,7 @@ def draw(table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame, f
             bars.plot([row["low"], row["high"]], [place, place], color="#1f5fa8")
         bars.plot(row["probability"], place, "o", color="#1f5fa8")
     bars.set_yticks(range(len(known)), known["against"])
+    bars.invert_yaxis()
     bars.set_xlim(-0.02, 1.02)
     bars.set_title(f"P({algorithms[0]} above)", fontsize=10)
     for axes in (profile, bars):

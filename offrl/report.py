@@ -49,6 +49,9 @@ from offrl.runs import Run, write_whole
 
 MAX_CURVES = 12
 """Workflow pictures; the table has all verdicts."""
+MAX_ACROSS = 12
+"""Algorithms that a table has room for side by side."""
+COLUMN_TITLES = {"last": "last", "selected": "selected", "best": "best in hindsight"}
 KIND_HINTS = {
     "last": "the last healthy checkpoint of every member",
     "selected": "the checkpoint that offrl.select ranks first among those of the member, from the data alone",
@@ -209,11 +212,10 @@ def scores_section(material: Material) -> Html:
         Column("algorithm"),
         *([Column("setting")] if with_settings else []),
         Column("members", True, "how many have a score of their last checkpoint"),
-        *(Column(scores.TITLES[kind], True, KIND_HINTS[kind], "ours") for kind in kinds),
+        *(Column(COLUMN_TITLES[kind], True, KIND_HINTS[kind], "ours, of the checkpoint") for kind in kinds),
         Column("data", True, "the mean return of the data, on the same scale", "beside"),
         *([Column("BC", True, "last checkpoint of behaviour cloning", "beside")] if has_bc else []),
-        *(Column(f"published {kind}", True, f"range of the published scores of the {kind} checkpoint", "beside")
-          for kind in shown),
+        *(Column(kind, True, f"range of the published scores of the {kind} checkpoint", "published") for kind in shown),
     ]  # fmt: skip
     rows: list[list[Any]] = []
     marked = []
@@ -250,7 +252,27 @@ def scores_section(material: Material) -> Html:
         for kind in scores.KINDS
         if kind not in kinds
     ]
-    return joined([tag("p", *text), notes(material.messages), table(columns, rows, marked), notes(absent, "plain")])
+    return joined([tag("p", *text), notes(material.messages), glance(material, every), table(columns, rows, marked),
+                   notes(absent, "plain")])  # fmt: skip
+
+
+def glance(material: Material, every: pd.DataFrame) -> Html:
+    """The last scores as papers show them, datasets down and algorithms across, where there are several of both."""
+    names = list(material.colours)
+    if len(material.parts) < 2 or not 1 < len(names) <= MAX_ACROSS:
+        return Html("")
+    rows = []
+    for place, (label, part) in enumerate(zip(material.labels, material.parts, strict=True)):
+        last = every[(every["place"] == place) & (every["kind"] == "last")]
+        found = {row["name"]: row for _, row in last.iterrows()}
+        top = last["estimate"].max()
+        cells = []
+        for name in names:
+            cell = number(found[name]["estimate"], _half(found[name])) if name in found else number(None)
+            cells.append(cell._replace(kind="top") if cell.value == top else cell)
+        rows.append([label, number(part["data"].iloc[0]), *cells])
+    columns = [Column("last checkpoint"), Column("data", True), *(Column(name, True) for name in names)]
+    return table(columns, rows)
 
 
 def _ours(row: pd.Series, total: int) -> Cell:
@@ -273,7 +295,9 @@ def _published(ours: pd.Series) -> Cell:
     text = decimal(low) if high - low < 0.05 else f"{decimal(low)} to {decimal(high)}"
     sure = ours["method"] not in ("episodes", "")
     away = sure and (high < ours["low"] or low > ours["high"])
-    return Cell(text, (low + high) / 2, f"{sources} source{'s' if sources > 1 else ''}", "bad" if away else "")
+    off = decimal(ours["estimate"] - np.clip(ours["estimate"], low, high))
+    hint = f"{sources} source{'s' if sources > 1 else ''}; ours is off its nearer end by {off}"
+    return Cell(text, (low + high) / 2, "", "bad" if away else "", hint)
 
 
 def curves_section(material: Material, save: Save) -> Html:

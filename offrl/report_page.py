@@ -224,7 +224,7 @@ section + section { border-top: 1px solid var(--rule); margin-top: 1.6rem }
 .tall thead th { position: sticky; top: 0; background: var(--paper); box-shadow: 0 1px 0 var(--rule); z-index: 1 }
 .scroll:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 table { border-collapse: collapse; width: 100%; font-size: .885rem; font-variant-numeric: tabular-nums lining-nums }
-th, td { padding: .42rem .75rem; text-align: left; vertical-align: baseline }
+th, td { padding: .42rem .65rem; text-align: left; vertical-align: baseline }
 th:first-child, td:first-child { padding-left: .15rem }
 td { border-top: 1px solid var(--rule) }
 td.n { text-align: right; white-space: nowrap }
@@ -232,6 +232,7 @@ td small { display: block; color: var(--soft); font-size: .78rem; line-height: 1
   max-width: 22rem }
 td.n small { margin-left: auto; max-width: 11rem }
 td:first-child { white-space: nowrap } td:first-child small { min-width: 12rem }
+td.top { font-weight: 650 }
 td.good { color: var(--good) } td.bad { color: var(--bad) } td.muted { color: var(--soft) }
 tr.marked td { background: var(--mark) }
 tbody tr:hover td { background: var(--raised) }

@@ -278,7 +278,9 @@ def show(plan: Plan, comparison: pd.DataFrame, console: Console) -> None:
     for name in headings:
         table.add_column(escape(name), justify="left" if name == "dataset" else "right")
     for cells in rows:
-        table.add_row(*map(escape, cells))
+        table.add_row(
+            *(escape(text.replace(" (", "\n(")) for text in cells)
+        )  # the published ones on a line of their own
     console.print(table)
     empty = comparison[comparison["ours"].isna() & (comparison["kind"] == "last")]
     for reason, mine in empty.groupby("reason", sort=False):

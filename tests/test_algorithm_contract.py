@@ -1,18 +1,15 @@
 """Algorithm files: what is found by name and by path, what is refused, and what all that come with offrl share."""
 
-import dataclasses
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
-from plain import random_dataset
 
 import offrl.algorithm
-from offrl.algorithm import Spec
+import offrl.check
 from offrl.errors import UserError
 
 LINEAR = Path(__file__).parent / "toys" / "linear.py"
+TEMPLATE = Path(__file__).parent.parent / "docs" / "new_algorithm.py"
 
 
 def written(path: Path, old: str, new: str) -> str:
@@ -68,44 +65,49 @@ def test_a_file_that_is_not_there_is_refused():
         offrl.algorithm.load("nowhere.py")
 
 
-@pytest.mark.parametrize("name", offrl.algorithm.names())
-def test_every_algorithm_describes_its_options_and_keeps_the_shapes_of_its_state_and_policy(name):
-    """By abstract evaluation, so that it costs no compilation: what the loop and the checkpoints rely on."""
-    algorithm, spec = offrl.algorithm.load(name), Spec(observation_dim=3, action_dim=2, updates=10)
-    config = algorithm.Config(batch_size=8)
-    assert all(field.metadata["help"] for field in dataclasses.fields(config))
-    data = jax.tree.map(jnp.asarray, algorithm.prepare(random_dataset(), config))
-    observations = jnp.zeros((5, 3))
-    key = jax.random.key(0)
+def with_cost(name: str):
+    """Each phase is a program to compile."""
+    algorithm = offrl.algorithm.load(name)
+    several = len(algorithm.phases(offrl.check.small_config(algorithm))) > 1
+    return pytest.param(name, marks=pytest.mark.slow if several else ())
 
-    def run(key):
-        state = algorithm.init(key, config, spec)
-        policy = algorithm.policy(config, spec)
-        results = {"act": policy.act(state, observations)}
-        for phase in algorithm.phases(config):
-            if phase.begin is not None:
-                state = phase.begin(key, state, data, config)
-            new, metrics = phase.update(key, state, data, config)
-            assert jax.tree.structure(new) == jax.tree.structure(state)
-            assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), new) == jax.tree.map(
-                lambda leaf: (leaf.shape, leaf.dtype), state
-            )
-            assert all(value.shape == () for value in metrics.values())
-            assert any("loss" in metric for metric in metrics)
-            state = new
-        if policy.sample is not None:
-            results["sample"] = policy.sample(key, state, observations)
-        if policy.log_prob is not None:
-            results["log_prob"] = policy.log_prob(state, observations, results["act"])
-        if policy.q_values is not None:
-            results["q_values"] = policy.q_values(state, observations, results["act"])
-        if policy.value is not None:
-            results["value"] = policy.value(state, observations)
-        return results
 
-    shapes = {"act": (5, 2), "sample": (5, 2), "log_prob": (5,), "value": (5,)}
-    for part, result in jax.eval_shape(run, key).items():
-        if part == "q_values":
-            assert result.shape[1:] == (5,)
-        else:
-            assert result.shape == shapes[part]
+@pytest.mark.parametrize("name", map(with_cost, offrl.algorithm.names()))
+def test_every_algorithm_keeps_the_contract_on_random_data(name):
+    assert offrl.check.problems(offrl.algorithm.load(name), alone=False) == []
+
+
+def test_the_template_keeps_the_contract_and_its_vmapped_members_are_what_they_are_alone():
+    assert offrl.check.problems(offrl.algorithm.load(str(TEMPLATE))) == []
+
+
+def test_the_template_is_short_enough_to_read():
+    assert len(TEMPLATE.read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"step size")', '"")', "options: learning_rate has no meaning"),
+        ('{"loss": loss}', '{"error": loss}', "no metric of phase train has `loss` in its name"),
+        ("jnp.tanh(observations @ state.weights)", "observations[:, 0]", "act is (5,), not (5, 2)"),
+        ("step=step,", "step=step.astype(float),", "changes .step from int32() to float32()"),
+        (
+            "loss = jnp.where(step",
+            "loss = loss.repeat(2) + jnp.where(step",
+            "metric loss of phase train is of shape (2,)",
+        ),
+        ("jnp.tanh(observations", "(9 + observations", "policy: act leaves [-1, 1]"),
+        ('option(-1.0, "the update', 'option(3.0, "the update', "finite: loss of phase train is not finite"),
+        ("step = state.step + 1", "step = state.step + 2", "the states say [8, 8] updates, 4 were made"),
+    ],
+)
+def test_a_file_that_breaks_the_contract_is_told_how(tmp_path, old, new, problem):
+    path = Path(
+        written(tmp_path / "mine.py", "observations @ state.weights)", "jnp.tanh(observations @ state.weights))")
+    )
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    found = offrl.check.problems(offrl.algorithm.load(str(path)), alone=False)
+    assert any(problem in line for line in found), found

@@ -72,7 +72,7 @@ def with_cost(name: str):
     return pytest.param(name, marks=pytest.mark.slow if several else ())
 
 
-@pytest.mark.parametrize("name", map(with_cost, offrl.algorithm.names()))
+@pytest.mark.parametrize("name", [with_cost(name) for name in offrl.algorithm.names()])
 def test_every_algorithm_keeps_the_contract_on_random_data(name):
     assert offrl.check.problems(offrl.algorithm.load(name), alone=False) == []
 

@@ -225,7 +225,7 @@ def plan_checkpoints(run: Run, checkpoints: str | Sequence[int], console: Consol
             if step is not None:
                 plan.setdefault(step, []).append(number)
     else:
-        for step in steps if checkpoints == "all" else map(int, checkpoints):
+        for step in run.policy_checkpoints() if checkpoints == "all" else map(int, checkpoints):
             if step not in steps:
                 raise UserError(f"{run.path}: no checkpoint at step {step}; there are {', '.join(map(str, steps))}")
             healthy = [number for number, final in last.items() if final is not None and step <= final]

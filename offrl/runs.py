@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,20 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     part.replace(path)
+
+
+def differing_options(options: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each of several members the options, as text, in which not all of them agree."""
+    names = sorted({name for each in options for name in each})
+    differing = [name for name in names if len({str(each.get(name)) for each in options}) > 1]
+    return [", ".join(f"{name}={each.get(name)}" for name in differing) for each in options]
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 class Run:
@@ -70,6 +84,10 @@ class Run:
         """One dict per member: member, seed, values (what members differ in), diverged_at (a step, or None)."""
         return self.info["members"]
 
+    def options(self, member: int) -> dict[str, Any]:
+        """Every option of the algorithm, by dotted name, as the member has it."""
+        return {**_flat(self.info["identity"]["algo"]), **self.members[member]["values"]}
+
     @cached_property
     def member_configs(self) -> list[Any]:
         """The algorithm's Config of each member."""
@@ -88,6 +106,11 @@ class Run:
     def checkpoints(self) -> list[int]:
         """Steps at which there is a checkpoint, ascending."""
         return self.checkpoint_store.steps()
+
+    def policy_checkpoints(self) -> list[int]:
+        """Those of the last phase: before it a policy is not trained yet (while a model of the dynamics is, say)."""
+        earlier = sum(phase["updates"] for phase in self.info["phases"][:-1])
+        return [step for step in self.checkpoints() if step > earlier]
 
     def last_checkpoint(self, member: int) -> int | None:
         """The last checkpoint at which the member was healthy; None where there is none."""

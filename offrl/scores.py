@@ -21,7 +21,7 @@ from rich.console import Console
 from offrl.data.dataset import Reference
 from offrl.errors import UserError
 from offrl.evaluate import Request, plan_checkpoints, read_returns, run_reference
-from offrl.runs import Run
+from offrl.runs import Run, differing_options
 from offrl.statistics import Interval, aggregate_interval, standard_error
 
 KINDS = ("last", "selected", "best")
@@ -65,18 +65,8 @@ def _settings(table: pd.DataFrame) -> pd.Series:
     """For each row the options, as text, that not all runs of its algorithm on its dataset share."""
     settings: dict[Any, str] = {}
     for _, group in table.groupby(["algorithm", "dataset"]):
-        names = sorted({name for options in group["options"] for name in options})
-        differing = [n for n in names if len({str(options.get(n)) for options in group["options"]}) > 1]
-        for place, options in group["options"].items():
-            settings[place] = ", ".join(f"{name}={options.get(name)}" for name in differing)
+        settings |= dict(zip(group.index, differing_options(group["options"].tolist()), strict=True))
     return pd.Series(settings).reindex(table.index)
-
-
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _selected_steps(selections: Iterable[Path]) -> dict[tuple[Path, int], int | None]:
@@ -148,7 +138,7 @@ def _run_scores(run: Run, chosen: dict[tuple[Path, int], int | None]) -> list[di
                     "reference_random": reference.random if reference else np.nan,
                     "reference_expert": reference.expert if reference else np.nan,
                     "algorithm": run.info["algorithm"]["name"],
-                    "options": {**_flat(run.info["identity"]["algo"]), **member["values"]},
+                    "options": run.options(number),
                     "run": str(run.path),
                     "member": number,
                     "seed": member["seed"],

@@ -254,6 +254,9 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
         "device": jax.devices()[0].device_kind,
         "algorithm": {"name": algorithm.name, "file": config["algo"]["file"], "options": config["algo"]},
         "spec": spec._asdict(),
+        "phases": [
+            {"name": phase.name, "updates": phase.length(protocol["updates"])} for phase in algorithm.phases(configs[0])
+        ],
         "protocol": protocol,
         "identity": run_identity,
         "dataset": describe(dataset, train_split, env_id, env_kwargs, warnings),

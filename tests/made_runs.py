@@ -39,6 +39,7 @@ def make_run(
         "versions": {},
         "device": "cpu",
         "algorithm": {"name": algorithm, "file": None, "options": {"name": algorithm, "file": None, **(options or {})}},
+        "phases": [{"name": "train", "updates": 30}],
         "spec": {"observation_dim": 11, "action_dim": 3, "updates": 30},
         "protocol": {
             "name": "smoke",

@@ -103,9 +103,10 @@ def made_run(
     train = dataset.split(validation_fraction, 0)[0] if validation_fraction else dataset
     info = {
         "algorithm": {"name": loaded.name, "file": algorithm if algorithm.endswith(".py") else None},
+        "phases": [{"name": "train", "updates": 30}],
         "spec": Spec(dataset.observation_dim, dataset.action_dim, max(states))._asdict(),
         "protocol": {"validation_fraction": validation_fraction, "split_seed": 0},
-        "identity": {"algo": loaded.name, "path": str(path)},
+        "identity": {"algo": {"name": loaded.name}, "path": str(path)},
         "dataset": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,

@@ -116,6 +116,7 @@ def run(tmp_path: Path) -> Run:
     path.mkdir()
     info = {
         "algorithm": {"name": "mopo", "file": None, "options": options},
+        "phases": [{"name": "train", "updates": 30}],
         "spec": spec._asdict(),
         "protocol": {"evaluation_seed": 3, "validation_fraction": 0.25, "split_seed": 0},
         "identity": {"data": {"columns": {}, "clip_actions": False, "steps": None}},

@@ -72,6 +72,7 @@ def make_run(path: Path, **dataset) -> Path:
     ]
     info = {
         "algorithm": {"name": "linear", "file": str(path / "linear.py"), "options": {"sign": [1.0, -1.0]}},
+        "phases": [{"name": "train", "updates": 30}],
         "spec": {"observation_dim": 2, "action_dim": 2, "updates": 30},
         "protocol": {"name": "smoke", "episodes": 3, "evaluation_seed": 100},
         "dataset": {

@@ -22,7 +22,7 @@ from offrl.algorithm import Algorithm, Spec
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
 from offrl.errors import UserError
-from offrl.runs import Run
+from offrl.runs import Run, differing_options
 
 CHUNK = 8192
 """Rows per call of a policy: one compiled program per algorithm, whatever the number of rows."""
@@ -146,9 +146,9 @@ class Pool:
             held_out &= held_out_episodes(run, dataset)
         candidates = []
         for run in runs:
-            steps = run.checkpoints()
+            steps = run.policy_checkpoints()
             if not steps:
-                raise UserError(f"{run.path}: no checkpoint yet; train it first, or leave it out")
+                raise UserError(f"{run.path}: no checkpoint of a policy yet; train it to its end, or leave it out")
             if checkpoints is not None and len(steps) > checkpoints:
                 chosen = np.linspace(len(steps), 0, checkpoints, endpoint=False).round().astype(int)[::-1] - 1
                 steps = [steps[i] for i in np.unique(chosen)]
@@ -171,24 +171,27 @@ class Pool:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per candidate: candidate, run, algorithm, setting, member, seed, step, dataset, fingerprint."""
-        rows = []
-        for candidate in self.candidates:
-            run, member = candidate.run, candidate.run.members[candidate.member]
-            values = ", ".join(f"{name}={value}" for name, value in sorted(member["values"].items()))
-            rows.append(
-                {
-                    "candidate": candidate.name,
-                    "run": str(run.path),
-                    "algorithm": run.info["algorithm"]["name"],
-                    "setting": values,
-                    "member": candidate.member,
-                    "seed": member["seed"],
-                    "step": candidate.step,
-                    "dataset": run.info["dataset"]["name"],
-                    "fingerprint": run.info["dataset"]["fingerprint"],
-                }
-            )
-        return pd.DataFrame(rows)
+        rows = [
+            {
+                "candidate": candidate.name,
+                "run": str(candidate.run.path),
+                "algorithm": candidate.run.info["algorithm"]["name"],
+                "member": candidate.member,
+                "seed": candidate.run.members[candidate.member]["seed"],
+                "step": candidate.step,
+                "dataset": candidate.run.info["dataset"]["name"],
+                "fingerprint": candidate.run.info["dataset"]["fingerprint"],
+            }
+            for candidate in self.candidates
+        ]
+        table = pd.DataFrame(rows)
+        settings: dict[Any, str] = {}
+        for _, group in table.groupby("algorithm"):
+            members = [self.candidates[i] for i in group.index]
+            texts = differing_options([candidate.run.options(candidate.member) for candidate in members])
+            settings |= dict(zip(group.index, texts, strict=True))
+        table.insert(3, "setting", pd.Series(settings, dtype=object))
+        return table
 
     # Data
 

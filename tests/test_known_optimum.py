@@ -1,4 +1,4 @@
-"""A task whose best policy is known: mediocre data hold enough to find it, where cloning does not; narrow data fool TD3.
+"""A task whose best policy is known: mediocre data are enough to find it, but not by cloning; narrow data fool TD3.
 
 s' = s + a / 2 + noise, reward -(s'^2 + a^2 / 2), discount 0.9, episodes cut off after ten steps: linear-quadratic, with
 the best action -k s. The data's actions have nothing to do with the state.
@@ -195,6 +195,7 @@ def test_td3_without_a_penalty_trusts_actions_that_the_data_do_not_hold(name, op
         ("td3_bc", {"alpha": 0.02, **FAST}),
         ("iql", {"value_learning_rate": 2e-3, **FAST}),
         ("bppo", BPPO),
+        ("cql", {"weight": 1.0, "sampled_actions": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
         ("rebrac", {"actor_penalty": 10.0, "critic_penalty": 10.0, **FAST}),
         ("awac", FAST),
     ],
@@ -202,4 +203,4 @@ def test_td3_without_a_penalty_trusts_actions_that_the_data_do_not_hold(name, op
 def test_algorithms_that_stay_near_the_data_improve_on_it_and_claim_no_impossible_value(name, options):
     achieved, value = judged(name, **options)
     assert value < 0
-    assert achieved > mean_return(lambda states: 0 * states, narrow=True) / 2
+    assert achieved > mean_return(lambda states: 0 * states, narrow=True)  # the data's mean action

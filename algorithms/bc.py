@@ -22,9 +22,9 @@ from offrl.updates import adam_init, adam_step, sample_batch
 
 @flax.struct.dataclass
 class Config:
-    learning_rate: float = option(3e-4, "Adam step size")
+    learning_rate: float = option(3e-4, "Adam step size", low=0)
     fraction: float = option(1.0, "share of the trajectories to clone, those of highest return", static=True)
-    ranking_discount: float = option(1.0, "discount of the return that ranks them", static=True)
+    ranking_discount: float = option(1.0, "discount of the return that ranks them", static=True, low=0, high=1)
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256), "widths of the ReLU layers", static=True)
     preprocessing: Preprocessing = option(

@@ -61,14 +61,16 @@ class Config:
     clip_decay: float = option(0.96, "factor of the clip range after every update, the first 200")
     omega: float = option(0.9, "weight of positive advantages; negative ones weigh 1 - omega")
     entropy_weight: float = option(0.0, "weight of the policy's entropy")
-    learning_rate: float = option(1e-4, "Adam step size of the improvement, before it decays")
+    learning_rate: float = option(1e-4, "Adam step size of the improvement, before it decays", low=0)
     learning_rate_decay: float = option(0.98, "factor of that step size after every second update, the first 200")
-    behaviour_learning_rate: float = option(1e-4, "Adam step size of the clone")
-    value_learning_rate: float = option(1e-4, "Adam step size of V")
-    critic_learning_rate: float = option(1e-4, "Adam step size of Q")
-    polyak: float = option(0.005, "step of the target critic towards the learned one")
+    behaviour_learning_rate: float = option(1e-4, "Adam step size of the clone", low=0)
+    value_learning_rate: float = option(1e-4, "Adam step size of V", low=0)
+    critic_learning_rate: float = option(1e-4, "Adam step size of Q", low=0)
+    polyak: float = option(0.005, "step of the target critic towards the learned one", low=0, high=1)
     target_frequency: int = option(2, "critic updates per target update", static=True)
-    discount: float = option(0.99, "discount per step; the returns are computed with it, once", static=True)
+    discount: float = option(
+        0.99, "discount per step; the returns are computed with it, once", static=True, low=0, high=1
+    )
     gate: str = option(
         "none",
         "what replaces the old policy: the schedule alone, or a gain too",

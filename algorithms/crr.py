@@ -48,10 +48,10 @@ class Config:
     critic_expectile: float = option(
         0.7, "weight of errors above the target, 0.5 for the squared error", low=0.0, high=1.0
     )
-    discount: float = option(0.99, "discount per step")
-    polyak: float = option(0.005, "step of the target networks towards the learned ones")
-    actor_learning_rate: float = option(1e-4, "Adam step size of the policy")
-    critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
+    discount: float = option(0.99, "discount per step", low=0, high=1)
+    polyak: float = option(0.005, "step of the target networks towards the learned ones", low=0, high=1)
+    actor_learning_rate: float = option(1e-4, "Adam step size of the policy", low=0)
+    critic_learning_rate: float = option(3e-4, "Adam step size of the critics", low=0)
     tanh_squash: bool = option(True, "policy: tanh of a Gaussian; else a Gaussian around a tanh", static=True)
     state_dependent_std: bool = option(True, "policy: let its width depend on the state", static=True)
     actor_layer_norm: bool = option(True, "layer normalisation in the policy", static=True)

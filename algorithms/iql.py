@@ -30,13 +30,15 @@ MAX_WEIGHT = 100.0
 
 @flax.struct.dataclass
 class Config:
-    expectile: float = option(0.7, "expectile of V; 0.5 is the mean, towards 1 the best action of the data")
+    expectile: float = option(
+        0.7, "expectile of V; 0.5 is the mean, towards 1 the best action of the data", low=0, high=1
+    )
     temperature: float = option(3.0, "inverse temperature of the advantage weights; 0 is behaviour cloning")
-    discount: float = option(0.99, "discount per step")
-    polyak: float = option(0.005, "step of the target critics towards the learned ones")
-    actor_learning_rate: float = option(3e-4, "Adam step size of the policy, at the start of its schedule")
-    critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
-    value_learning_rate: float = option(3e-4, "Adam step size of V")
+    discount: float = option(0.99, "discount per step", low=0, high=1)
+    polyak: float = option(0.005, "step of the target critics towards the learned ones", low=0, high=1)
+    actor_learning_rate: float = option(3e-4, "Adam step size of the policy, at the start of its schedule", low=0)
+    critic_learning_rate: float = option(3e-4, "Adam step size of the critics", low=0)
+    value_learning_rate: float = option(3e-4, "Adam step size of V", low=0)
     actor_schedule: str = option(
         "cosine", "decay of the policy's step size over the run", static=True, choices=("cosine", "constant")
     )

@@ -42,7 +42,7 @@ class Config(ModelBasedConfig):
     threshold: float = option(1.0, "halt where the disagreement is above so many times the data's largest")
     halt_reward_offset: float = option(-200.0, "reward of halting, relative to the data's smallest reward")
     critics: int = option(10, "critics; their smallest value counts", static=True)
-    critic_learning_rate: float = option(1e-4, "Adam step size of the critics")
+    critic_learning_rate: float = option(1e-4, "Adam step size of the critics", low=0)
     actor_schedule: str = option(
         "constant", "decay of the policy's step size over the run", static=True, choices=("cosine", "constant")
     )

@@ -52,12 +52,12 @@ ADVERSARY_BOUND_WEIGHT = 0.001
 @flax.struct.dataclass
 class Config(ModelBasedConfig):
     adversary_weight: float = option(3e-4, "w: weight of the adversarial term; 0 leaves the likelihood alone")
-    adversary_learning_rate: float = option(3e-4, "Adam step size of the model in the policy phase")
+    adversary_learning_rate: float = option(3e-4, "Adam step size of the model in the policy phase", low=0)
     adversary_every: int = option(1_000, "policy updates between updates of the model", static=True)
     adversary_updates: int = option(1_000, "steps of the model each time", static=True)
     adversary_batch_size: int = option(256, "rollouts, and rows of the data, of such a step", static=True)
     cloning_updates: int = option(50_000, "updates of the policy on the data's actions, before", static=True)
-    cloning_learning_rate: float = option(1e-4, "Adam step size of that")
+    cloning_learning_rate: float = option(1e-4, "Adam step size of that", low=0)
     rollout_every: int = option(250, "policy updates between rollouts", static=True)
     real_ratio: float = option(0.5, "share of a batch that comes from the data", static=True)
     preprocessing: Preprocessing = option(

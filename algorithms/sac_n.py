@@ -45,12 +45,14 @@ class Config:
         static=True,
         choices=("entropy", "max_online"),
     )
-    discount: float = option(0.99, "discount per step")
-    polyak: float = option(0.005, "step of the target critics towards the learned ones")
+    discount: float = option(0.99, "discount per step", low=0, high=1)
+    polyak: float = option(0.005, "step of the target critics towards the learned ones", low=0, high=1)
     initial_alpha: float = option(1.0, "temperature at the start: weight of the entropy against the value")
-    alpha_learning_rate: float = option(3e-4, "Adam step size of its logarithm; 0 keeps the temperature constant")
-    actor_learning_rate: float = option(3e-4, "Adam step size of the policy")
-    critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
+    alpha_learning_rate: float = option(
+        3e-4, "Adam step size of its logarithm; 0 keeps the temperature constant", low=0
+    )
+    actor_learning_rate: float = option(3e-4, "Adam step size of the policy", low=0)
+    critic_learning_rate: float = option(3e-4, "Adam step size of the critics", low=0)
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256, 256), "widths of the ReLU layers", static=True)
     preprocessing: Preprocessing = option(Preprocessing(), "steps applied to the data", static=True)

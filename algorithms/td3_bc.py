@@ -23,12 +23,12 @@ from offrl.updates import adam_init, adam_step, copy, sample_batch
 @flax.struct.dataclass
 class Config:
     alpha: float = option(2.5, "weight of the value term against the cloning term; 0 is behaviour cloning")
-    discount: float = option(0.99, "discount per step")
-    polyak: float = option(0.005, "step of the target networks towards the learned ones")
+    discount: float = option(0.99, "discount per step", low=0, high=1)
+    polyak: float = option(0.005, "step of the target networks towards the learned ones", low=0, high=1)
     policy_noise: float = option(0.2, "standard deviation of the target policy's smoothing noise, actions in [-1, 1]")
     noise_clip: float = option(0.5, "bound of that noise")
-    actor_learning_rate: float = option(3e-4, "Adam step size of the actor")
-    critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
+    actor_learning_rate: float = option(3e-4, "Adam step size of the actor", low=0)
+    critic_learning_rate: float = option(3e-4, "Adam step size of the critics", low=0)
     policy_frequency: int = option(2, "critic updates per actor and target update", static=True)
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256), "widths of the ReLU layers", static=True)

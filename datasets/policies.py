@@ -5,7 +5,8 @@
 RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are an expert (the best of the top snapshots
 over 100 episodes without noise; of near equals, the best when sampled), a medium (of the last snapshots at a third to
 a half of the expert's normalised return, the one with the least spread) and a ladder of snapshots from the start of
-training up to medium. The last ones, because a run that falls back and recovers leaves the richer replay buffer behind. Their weights go to policies/ENV.npz in half precision (what is scored is what ships), the
+training up to medium. The last ones, because a run that falls back and recovers leaves the richer replay buffer
+behind. Their weights go to policies/ENV.npz in half precision (what is scored is what ships), the
 thinned training curve to policies/ENV_curve.csv, and what each of them scores to cards/ENV.md.
 """
 

@@ -29,8 +29,10 @@ from offrl.updates import adam_init, adam_step
 class Config:
     temperature: float = option(1.0, "advantages are divided by it; a large one is behaviour cloning")
     max_weight: float = option(20.0, "bound of the weights")
-    learning_rate: float = option(3e-4, "Adam step size of both networks")
-    discount: float = option(0.99, "discount per step; the returns are computed with it, once", static=True)
+    learning_rate: float = option(3e-4, "Adam step size of both networks", low=0)
+    discount: float = option(
+        0.99, "discount per step; the returns are computed with it, once", static=True, low=0, high=1
+    )
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256), "widths of the ReLU layers", static=True)
     preprocessing: Preprocessing = option(

@@ -140,6 +140,7 @@ def test_unknown_names_are_refused_in_one_line_with_the_nearest(command, argumen
         ("algo.learning_rate=fast", "algo.learning_rate=fast: must be float, as its default 0.1 is"),
         ("algo.learning_rate=[0.1,fast]", "algo.learning_rate=fast: must be float"),
         ("algo.learning_rate=nan", "must be finite"),
+        ("algo.fails_at=-2", "algo.fails_at=-2.0: must be -1 or more"),
         ("algo.batch_size=2.5", "must be int"),
         ("algo.batch_size=0", "must be 1 or more"),
         ("algo.batch_size=[2,4]", "sweep it with -m"),

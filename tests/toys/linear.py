@@ -12,7 +12,7 @@ from offrl.updates import sample_batch
 @flax.struct.dataclass
 class Config:
     learning_rate: float = option(0.1, "step size")
-    fails_at: float = option(-1.0, "the update whose loss is NaN; -1 is none")
+    fails_at: float = option(-1.0, "the update whose loss is NaN; -1 is none", low=-1)
     batch_size: int = option(4, "transitions per update", static=True)
     flavour: str = option("plain", "does nothing", static=True, choices=("plain", "salty"))
 

@@ -149,7 +149,7 @@ MODEL = {
         ("spot", {"vae_hidden_dims": (32, 32), "dropout": 0.0, **FAST}),
         ("mopo", {"penalty_weight": 0.1, **MODEL}),
         pytest.param("morel", {"threshold": 2.0, "critics": 2, **MODEL}, marks=pytest.mark.slow),
-        ("combo", {"cql_weight": 0.1, "cql_actions": 2, **MODEL}),
+        pytest.param("combo", {"cql_weight": 0.1, "cql_actions": 2, **MODEL}, marks=pytest.mark.slow),
         pytest.param(
             "rambo",
             {"cloning_updates": 100, "adversary_every": 500, "adversary_updates": 50, **MODEL},

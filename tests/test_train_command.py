@@ -111,7 +111,7 @@ def interrupt(run: Run, step: int) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("algo=iqll", "algo=iqll: unknown; did you mean iql?"),
+        ("algo=iqll", "algo=iqll: unknown; did you mean iql"),
         ("algo=none.py", "algo=none.py: no such file"),
         ("env=hoper", "env=hoper: unknown; did you mean hopper"),
         ("protocol=quik", "protocol=quik: unknown; did you mean quick?"),

@@ -375,7 +375,7 @@ def progress_bar(console: Console):
 
 OPTIONS = {
     "selector": f"who ranks: {', '.join(selectors.SELECTORS)}, any diagnostic, or FILE.py:FUNCTION",
-    "diagnostics": "names with commas; default: all that need nothing but the data",
+    "diagnostics": "names with commas; default: all that need the data alone, but for `model` (rollouts: slow)",
     "checkpoints": "at most so many per member, evenly spread, the last among them; default: all",
     "rows": "transitions of each split that are looked at; default 20000",
     "out": "folder for the tables, the picture and selection.json; default: selection, beside the first run",

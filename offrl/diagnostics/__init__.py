@@ -48,6 +48,8 @@ class Measurement(NamedTuple):
     """False where a candidate's value depends on which others are in the pool."""
     assisted: str = ""
     """The knowledge it uses that is not in the data; left out of the default choice where there is any."""
+    on_request: bool = False
+    """Left out of the default choice because it takes many minutes on a pool of usual size."""
     batch: int = 32
     """Candidates measured at once: what an interrupted command loses."""
 
@@ -120,14 +122,15 @@ def diagnostics() -> dict[str, Diagnostic]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Measurement]:
-    """The measurements of those names, or that make the diagnostics of those names; None: all that are not assisted.
+    """The measurements of those names, or that make the diagnostics of those names; None: all that are neither
+    assisted nor only on request.
 
     Raises:
         UserError: an unknown name.
     """
     known = measurements()
     if names is None:
-        return [measurement for measurement in known.values() if not measurement.assisted]
+        return [measurement for measurement in known.values() if not (measurement.assisted or measurement.on_request)]
     result = []
     for name in names:
         found = [m for m in known.values() if name == m.name or name in [d.name for d in m.diagnostics]]

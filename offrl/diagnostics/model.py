@@ -269,4 +269,4 @@ def measure_model(pool: Pool) -> dict[str, Scores]:
     return result
 
 
-MEASUREMENTS = (Measurement("model", DIAGNOSTICS, measure_model),)
+MEASUREMENTS = (Measurement("model", DIAGNOSTICS, measure_model, on_request=True),)

@@ -347,11 +347,8 @@ def write(selection: Selection, folder: Path) -> None:
     """candidates.csv, diagnostics.csv, selection.json, selection.png."""
     folder.mkdir(parents=True, exist_ok=True)
     selection.candidates.to_csv(folder / "candidates.csv", index=False)
-    of_data = {
-        "diagnostic": "coverage",
-        "value": selection.scores.attrs["coverage"],
-        "dataset": selection.pool.dataset.name,
-    }
+    dataset, coverage = selection.pool.dataset, selection.scores.attrs["coverage"]
+    of_data = {"dataset": dataset.name, "fingerprint": dataset.fingerprint, "diagnostic": "coverage", "value": coverage}
     table = pd.concat([selection.table, pd.DataFrame([of_data])], ignore_index=True)
     table.to_csv(folder / "diagnostics.csv", index=False)
     write_whole(folder / "selection.json", json.dumps(as_json(selection), indent=1))

@@ -1,6 +1,6 @@
 """Score the policies of a run in its environment: `python -m offrl.evaluate RUN...`, or `evaluate_run`.
 
-This is the one module that steps an environment and the one that reads or writes RUN/oracle/returns.csv. Every policy
+Nothing else writes RUN/oracle/returns.csv, and nothing that trains or selects reads it. Every policy
 plays exactly N episodes, from the reset seeds `seed`, `seed + 1`, ...: the same for all policies, each to its end.
 One row is kept for every episode, and an episode that has its row is not played again.
 """

@@ -127,10 +127,7 @@ def made_pool(dataset: Dataset, *runs: MadeRun, rows: int = 20_000) -> Pool:
     for run in runs:
         held_out &= held_out_episodes(run, dataset)
     candidates = [
-        Candidate(run, member, step, i)
-        for run in runs
-        for member in range(len(run.members))
-        for i, step in enumerate(run.checkpoints())
+        Candidate(run, member, step) for run in runs for member in range(len(run.members)) for step in run.checkpoints()
     ]
     return Pool(dataset, candidates, held_out, rows, 0)
 

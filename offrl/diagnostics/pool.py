@@ -38,8 +38,6 @@ class Candidate:
     run: Run
     member: int
     step: int
-    training_step: int
-    """Position among the checkpoints of its run, from 0."""
 
     @property
     def name(self) -> str:
@@ -153,7 +151,7 @@ class Pool:
                 chosen = np.linspace(len(steps), 0, checkpoints, endpoint=False).round().astype(int)[::-1] - 1
                 steps = [steps[i] for i in np.unique(chosen)]
             for member in range(len(run.members)):
-                candidates += [Candidate(run, member, step, i) for i, step in enumerate(steps)]
+                candidates += [Candidate(run, member, step) for step in steps]
         return cls(dataset, candidates, held_out, rows, seed)
 
     def __len__(self) -> int:

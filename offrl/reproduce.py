@@ -42,6 +42,8 @@ class Plan(NamedTuple):
     seeds: int
     protocol: str
     folder: Path
+    settings: dict[str, list[str]] = {}
+    """Overrides of the published settings: of every run under "all", of one algorithm under its name."""
 
     def cells(self) -> list[tuple[str, str]]:
         return [(dataset, algorithm) for dataset in self.datasets for algorithm in self.algorithms]
@@ -68,8 +70,9 @@ class Plan(NamedTuple):
         folder = self.run_folder(dataset, algorithms[0])
         if len(algorithms) > 1:
             folder = folder.with_name(f"${{algo.name}}-{self.seeds}seeds")
+        own = self.settings.get(algorithms[0], []) if len(algorithms) == 1 else []
         return [f"algo={','.join(algorithms)}", f"dataset={dataset}", f"seeds={self.seeds}",
-                f"protocol={self.protocol}", f"run_dir={quoted(folder)}"]  # fmt: skip
+                f"protocol={self.protocol}", f"run_dir={quoted(folder)}", *self.settings.get("all", []), *own]  # fmt: skip
 
 
 def quoted(path: Path) -> str:
@@ -105,7 +108,7 @@ def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tupl
             reasons |= {(dataset, algorithm): reason for algorithm in todo}
             missing = [cell for cell in missing if cell not in reasons]
             continue
-        for algorithms in _batches(todo, launcher):
+        for algorithms in _batches(plan, todo, launcher):
             if seconds:
                 left = np.mean(seconds) * len(missing)
                 console.print(f"about {left / 60:.0f} min left", highlight=False)
@@ -125,9 +128,9 @@ def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tupl
     return reasons
 
 
-def _batches(algorithms: list[str], launcher: str | None) -> list[list[str]]:
-    """What one command trains: with a launcher all named algorithms at once, for it runs them side by side."""
-    named = [algorithm for algorithm in algorithms if not algorithm.endswith(".py")]
+def _batches(plan: Plan, algorithms: list[str], launcher: str | None) -> list[list[str]]:
+    """What one command trains: with a launcher all named algorithms without settings of their own, side by side."""
+    named = [name for name in algorithms if not name.endswith(".py") and name not in plan.settings]
     if not launcher or not named:
         return [[algorithm] for algorithm in algorithms]
     return [named, *([algorithm] for algorithm in algorithms if algorithm not in named)]
@@ -367,7 +370,7 @@ def make_plan(parsed: commands.Arguments, algorithms: list[str] | None = None) -
         raise UserError(f"protocol={protocol}: unknown; {nearest(protocol, configuration.choices('protocol'))}")
     seeds = commands.whole_number("seeds", options["seeds"]) if "seeds" in options else table["seeds"]
     folder = Path(options.get("runs", "runs")) / "reproduce" / f"{name}-{protocol}"
-    return Plan(name, datasets, algorithms, seeds, protocol, folder)
+    return Plan(name, datasets, algorithms, seeds, protocol, folder, table.get("settings", {}))
 
 
 def finish(plan: Plan, reasons: dict[tuple[str, str], str], console: Console) -> pd.DataFrame:

@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ class Plan(NamedTuple):
     seeds: int
     protocol: str
     folder: Path
-    settings: dict[str, list[str]] = {}
+    settings: Mapping[str, list[str]] = MappingProxyType({})
     """Overrides of the published settings: of every run under "all", of one algorithm under its name."""
 
     def cells(self) -> list[tuple[str, str]]:
@@ -71,8 +72,15 @@ class Plan(NamedTuple):
         if len(algorithms) > 1:
             folder = folder.with_name(f"${{algo.name}}-{self.seeds}seeds")
         own = self.settings.get(algorithms[0], []) if len(algorithms) == 1 else []
-        return [f"algo={','.join(algorithms)}", f"dataset={dataset}", f"seeds={self.seeds}",
-                f"protocol={self.protocol}", f"run_dir={quoted(folder)}", *self.settings.get("all", []), *own]  # fmt: skip
+        return [
+            f"algo={','.join(algorithms)}",
+            f"dataset={dataset}",
+            f"seeds={self.seeds}",
+            f"protocol={self.protocol}",
+            f"run_dir={quoted(folder)}",
+            *self.settings.get("all", []),
+            *own,
+        ]
 
 
 def quoted(path: Path) -> str:
@@ -259,6 +267,9 @@ def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -
         "Sources: `results/published/scores.csv`."
     )
     lines = [f"# {plan.name}", "", legend]
+    if plan.settings:
+        lines += ["", "What differs from the published settings:", ""]
+        lines += [f"- {name}: `{' '.join(overrides)}`" for name, overrides in plan.settings.items()]
     for kind, title in scores.TITLES.items():
         if comparison[comparison["kind"] == kind]["ours"].isna().all() and kind != "last":
             continue

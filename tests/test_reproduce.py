@@ -17,7 +17,7 @@ from rich.console import Console
 from test_data_checks import log
 from test_data_download import Server, server  # noqa: F401
 
-from offrl import commands, reproduce, scores
+from offrl import commands, configuration, reproduce, scores
 from offrl.data import d4rl
 from offrl.reproduce import Plan
 
@@ -206,7 +206,16 @@ def test_the_tables_that_come_with_offrl_can_be_planned():
         assert len(plan.cells()) == len(table["datasets"]) * len(table["algorithms"])
         for dataset in plan.datasets:
             source, _, rest = dataset.partition(":")
-            assert source == "builtin" or rest in d4rl.entries()
+            assert source in ("builtin", "minari") or rest in d4rl.entries()
+
+
+def test_the_settings_of_a_table_reach_its_algorithms_and_are_known_to_them():
+    plan = reproduce.make_plan(commands.Arguments([Path("small")], {}, False))
+    for algorithm in ["td3_bc", *(plan.settings.keys() - {"all"})]:
+        command = plan.command("builtin:hopper/medium", [algorithm])
+        own = plan.settings.get(algorithm, [])
+        assert command[-len(own) - len(plan.settings["all"]) :] == [*plan.settings["all"], *own]
+        configuration.prepare_arguments(command, "train")  # refuses what the algorithm does not have
 
 
 def test_paths_are_quoted_where_hydra_needs_it():

@@ -11,7 +11,13 @@ from pools import CONTROL, DYNAMICS, linear, linear_quadratic, made_pool, made_r
 from scipy import stats
 
 from offrl.diagnostics import evaluation, measure
-from offrl.diagnostics.evaluation import Transitions, combine_heads, lstd_q, weighted_importance_sampling
+from offrl.diagnostics.evaluation import (
+    Transitions,
+    combine_heads,
+    doubly_robust,
+    lstd_q,
+    weighted_importance_sampling,
+)
 from offrl.diagnostics.features import RandomFeatures, Standardiser
 
 GAINS = (-0.9, -0.5, -0.2, 0.0)
@@ -220,10 +226,11 @@ def test_importance_sampling_finds_the_value_of_a_bandit():
     assert 0.5 * len(actions) < found.effective_sample_size[0, 0] < len(actions)
 
 
-def test_importance_sampling_of_the_datas_own_policy_and_its_refusal_of_others():
+@pytest.fixture(scope="module")
+def one_mode():
+    """Only the episodes of the good policy: the behaviour has one mean. The candidates are its own and another."""
     dataset = linear_quadratic(episodes=600, length=5)
     good = np.arange(600) % 2 == 0
-    # only the episodes of the good policy: the behaviour has one mean
     steps = good[dataset.episode_of_step]
     dataset = replace(
         dataset,
@@ -232,16 +239,124 @@ def test_importance_sampling_of_the_datas_own_policy_and_its_refusal_of_others()
         lengths=dataset.lengths[good],
         final_observation_known=dataset.final_observation_known[good],
     )
-    run = made_run(dataset, {1: [linear(-0.9), linear(1.0)]}, validation_fraction=0.5)
-    pool = made_pool(dataset, run)
-    found = evaluation.measure_importance_sampling(pool)
+    return made_pool(dataset, made_run(dataset, {1: [linear(-0.9), linear(1.0)]}, validation_fraction=0.5))
+
+
+def test_importance_sampling_of_the_datas_own_policy_and_its_refusal_of_others(one_mode):
+    found = evaluation.measure_importance_sampling(one_mode)
     value, size = found["importance_sampling"], found["effective_sample_size"]
-    logged = dataset.returns_to_go(evaluation.DISCOUNT)[dataset.starts[pool.held_out]].mean()
+    dataset = one_mode.dataset
+    logged = dataset.returns_to_go(evaluation.DISCOUNT)[dataset.starts[one_mode.held_out]].mean()
     assert value.value[0] == pytest.approx(logged, rel=0.5)  # the clone, and so the density, is an estimate
     assert value.standard_error[0] > 0
     assert size.value[0] > 10 > 5 > size.value[1]
     assert np.isnan(value.value[1])
     assert "of 150 episodes at step 4" in value.reasons[1]
+
+
+def test_doubly_robust_with_the_true_critic_is_the_true_value_and_is_refused_as_importance_sampling_is(
+    one_mode, monkeypatch
+):
+    """Of a = -0.9 s with the noise that the data have; the critic stands in for one that FQE would fit."""
+    discount, gain, noise = evaluation.DISCOUNT, -0.9, 0.02
+    importance = evaluation.measure_importance_sampling(one_mode)["importance_sampling"]
+    (sigma,) = {*one_mode._made["held-out episodes with behaviour density"].deviations.round(2)}
+    c = DYNAMICS + CONTROL * gain
+    v = (c**2 + 0.1 * gain**2) / (1 - discount * c**2)
+    k = (2 * (CONTROL**2 * sigma**2 + noise**2) * (1 + discount * v) + 0.2 * sigma**2) / (1 - discount)
+
+    def critic(key, params, data, inputs):
+        s, a = np.split(Standardiser.of(one_mode.train).mean + inputs * Standardiser.of(one_mode.train).deviation, 2, 1)
+        to = ((DYNAMICS * s + CONTROL * a) ** 2).sum(1) + 2 * noise**2
+        return np.tile(-(1 + discount * v) * to - 0.1 * (a**2).sum(1) - discount * k, (evaluation.HEADS, 1))
+
+    start = evaluation.Behaviour(Transitions(*[None] * len(Transitions._fields)), None, None)
+    monkeypatch.setattr(evaluation, "behaviour", lambda pool: start)
+    monkeypatch.setattr(evaluation, "fitted_q_evaluation", critic)
+    found = evaluation.measure_doubly_robust(one_mode)["doubly_robust"]
+    truth = -v * (one_mode.initial_observations[one_mode.held_out] ** 2).sum(1).mean() - k
+    assert found.value[0] == pytest.approx(truth, rel=0.03)
+    assert 0 < found.standard_error[0] < 0.1 * abs(truth)
+    assert np.isnan(found.value[1])
+    assert found.reasons == importance.reasons
+
+
+@pytest.fixture(scope="module")
+def tabular():
+    """Two states, two actions; action 1 in state 1 may terminate. 4,000 episodes of a uniform policy, cut off after 12
+    steps; the target prefers action 1 in state 0. Q and V of it, for ever, are exact."""
+    random, discount, episodes, length = np.random.default_rng(0), 0.8, 4000, 12
+    rewards = np.array([[-1.0, 2.0], [0.5, -3.0]])
+    following = np.array([[[0.7, 0.3], [0.2, 0.8]], [[0.5, 0.5], [0.2, 0.3]]])  # what is left of 1 is termination
+    target = np.array([[0.3, 0.7], [0.6, 0.4]])
+    transition = (following[:, :, :, None] * target[None, None]).reshape(4, 4)
+    q = np.linalg.solve(np.eye(4) - discount * transition, rewards.ravel()).reshape(2, 2)
+    s, alive = np.zeros(episodes, int), np.ones(episodes, bool)
+    states, actions, lengths = [s], [], np.zeros(episodes, int)
+    for _ in range(length):
+        a, u = random.integers(0, 2, episodes), random.random(episodes)
+        to = following[s, a]
+        lengths += alive
+        alive = alive & (u < to.sum(1))
+        s = np.where(u < to[:, 0], 0, 1)
+        states.append(s)
+        actions.append(a)
+    states, actions = np.array(states).T, np.array(actions).T
+    first = states[:, :-1]
+    return {
+        "discount": discount,
+        "states": states,
+        "actions": actions,
+        "target": target,
+        "rewards": rewards[first, actions],
+        "log_ratios": np.log(target[first, actions] / 0.5),
+        "lengths": lengths,
+        "terminated": ~alive,
+        "q": q,
+        "truth": (target * q).sum(1)[0],
+    }
+
+
+def doubly_robust_on(task, q, log_ratios):
+    weights = np.random.default_rng(1).multinomial(len(task["lengths"]), np.full(len(task["lengths"]), 1 / 4000), 50)
+    v = (task["target"] * q).sum(1)
+    found = doubly_robust(
+        log_ratios,
+        task["rewards"],
+        q[task["states"][:, :-1], task["actions"]],
+        v[task["states"]],
+        task["lengths"],
+        task["terminated"],
+        task["discount"],
+        np.concatenate([np.ones((1, len(task["lengths"]))), weights]),
+    ).value
+    return found[0], found[1:].std(ddof=1)
+
+
+def test_doubly_robust_is_right_when_either_the_critic_or_the_ratios_are(tabular):
+    truth, wrong = tabular["truth"], tabular["q"] + np.array([[2.0, -1.0], [1.0, 3.0]])
+    uniform = np.zeros_like(tabular["log_ratios"])
+    both, error_of_both = doubly_robust_on(tabular, tabular["q"], tabular["log_ratios"])
+    by_ratios, error_by_ratios = doubly_robust_on(tabular, wrong, tabular["log_ratios"])
+    by_critic, error_by_critic = doubly_robust_on(tabular, tabular["q"], uniform)
+    neither, error_of_neither = doubly_robust_on(tabular, wrong, uniform)
+    assert abs(both - truth) < 3 * error_of_both
+    assert abs(by_ratios - truth) < 3 * error_by_ratios
+    assert abs(by_critic - truth) < 3 * error_by_critic
+    assert abs(neither - truth) > 10 * error_of_neither
+    assert error_of_both < error_by_ratios  # what a control variate is for
+    names = ("log_ratios", "rewards", "lengths", "terminated", "discount")
+    assert abs(weighted_importance_sampling(*(tabular[name] for name in names)).value[0] - truth) < 0.2
+
+
+def test_doubly_robust_goes_on_with_the_critic_after_a_truncation(tabular):
+    """Of two steps each, with the truth as critic, the value is still that for ever."""
+    short = tabular | {name: tabular[name][:, :2] for name in ("actions", "rewards", "log_ratios")}
+    lengths = np.minimum(tabular["lengths"], 2)
+    short |= {"states": tabular["states"][:, :3], "lengths": lengths}
+    short["terminated"] = tabular["terminated"] & (tabular["lengths"] <= 2)
+    value, error = doubly_robust_on(short, tabular["q"], short["log_ratios"])
+    assert abs(value - tabular["truth"]) < 3 * error
 
 
 # Behaviour advantage
@@ -260,7 +375,11 @@ def test_behaviour_advantage_tells_better_from_worse_than_the_data(pool):
 
 def test_nothing_held_out_is_a_reason(pool):
     everything = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(-0.9)]}, validation_fraction=0))
-    for function in (evaluation.measure_behaviour_advantage, evaluation.measure_importance_sampling):
+    for function in (
+        evaluation.measure_behaviour_advantage,
+        evaluation.measure_importance_sampling,
+        evaluation.measure_doubly_robust,
+    ):
         for scores in function(everything).values():
             assert np.isnan(scores.value[0])
             assert "held out" in scores.reasons[0]

@@ -6,6 +6,7 @@ A deployed policy is deterministic (`Policy.act`), and so is what is valued here
 - fqe: fitted Q evaluation (Paine et al. 2020; Voloshin et al. 2019) with HEADS independent networks.
 - lstd: LSTD-Q on random Fourier features: closed form, no training noise.
 - importance_sampling: weighted, per decision; nearly always refused on long episodes, and then it says so.
+- doubly_robust: the same weights on the errors of a fitted Q, added to its value; refused as importance sampling is.
 - behaviour_advantage: one step from the behaviour policy: E[Q_beta(s, pi(s)) - V_beta(s)], which never bootstraps
   through the candidate's actions.
 
@@ -14,6 +15,7 @@ A `_lcb` is the estimate less one standard deviation of it: over the heads (fqe)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -479,6 +481,34 @@ def weighted_importance_sampling(
     return Estimate(means @ discount**steps, effective)
 
 
+def doubly_robust(
+    log_ratios: np.ndarray,
+    rewards: np.ndarray,
+    q: np.ndarray,
+    v: np.ndarray,
+    lengths: np.ndarray,
+    terminated: np.ndarray,
+    discount: float,
+    weights: np.ndarray | None = None,
+) -> Estimate:
+    """Weighted, per decision (Thomas and Brunskill 2016): the critic's value of first states, and its errors.
+
+    V(s_0) + sum_t discount^t E_w[r_t + discount V(s_t+1) - Q(s_t, a_t)], with V = 0 after a termination: right where
+    the critic is right whatever the ratios, and where the ratios are right whatever the critic. After a truncation the
+    critic's value is all there is. (google-research/policy_eval has no mask for terminations in this place.)
+
+    Args:
+        q: [episodes, steps], the critic at the logged actions.
+        v: [episodes, steps + 1], its mean over the target's actions; also after the last step.
+        log_ratios, rewards, lengths, terminated, weights: as in `weighted_importance_sampling`.
+    """
+    ended = terminated[:, None] & (np.arange(1, v.shape[1]) == lengths[:, None])
+    errors = rewards + discount * np.where(ended, 0.0, v[:, 1:]) - q
+    found = weighted_importance_sampling(log_ratios, errors, lengths, terminated, discount, weights)
+    weights = np.ones((1, len(rewards))) if weights is None else weights
+    return Estimate(weights @ v[:, 0] / weights.sum(1) + found.value, found.effective_sample_size)
+
+
 def measure_importance_sampling(pool: Pool) -> dict[str, Scores]:
     """What is valued: the candidate's action with the data's own noise around it.
 
@@ -487,14 +517,60 @@ def measure_importance_sampling(pool: Pool) -> dict[str, Scores]:
     are those of the held-out actions about the clone. The clone itself has ratio 1, and gets the mean discounted return
     of the held-out episodes. Where the data have several modes the Gaussian is wrong, and no sample size tells.
     """
+
+    def estimate(logged: LoggedEpisodes, i: int, log_ratios: np.ndarray, weights: np.ndarray) -> Estimate:
+        return weighted_importance_sampling(
+            log_ratios, logged.rewards, logged.lengths, logged.terminated, DISCOUNT, weights
+        )
+
+    value, effective = _importance_weighted(pool, estimate)
+    return {"importance_sampling": value, "effective_sample_size": effective}
+
+
+def measure_doubly_robust(pool: Pool) -> dict[str, Scores]:
+    """Of the policy that `measure_importance_sampling` values, with a Q fitted to it: the mean of FQE's heads on the
+    training rows, with the data's noise on the next actions. V is the mean over a noise and its negative.
+    """
+    rows, inputs = pool.train, standardiser(pool)
+
+    def estimate(logged: LoggedEpisodes, i: int, log_ratios: np.ndarray, weights: np.ndarray) -> Estimate:
+        random, start = np.random.default_rng(pool.seed), behaviour(pool)  # the same noise for all candidates
+
+        def noise(actions: np.ndarray) -> np.ndarray:
+            return logged.deviations * random.standard_normal(actions.shape)
+
+        following = pool.actions("train_next")[i]
+        following = np.clip(following + noise(following), -1, 1)
+        data = start.data._replace(next_inputs=jnp.asarray(inputs(rows.next_observations, following)))
+        actions = pool.act(pool.candidates[i], logged.states)
+        drawn = noise(actions)
+        queries = [
+            inputs(logged.observations, logged.actions),
+            inputs(logged.states, np.clip(actions + drawn, -1, 1)),
+            inputs(logged.states, np.clip(actions - drawn, -1, 1)),
+        ]
+        values = fitted_q_evaluation(jax.random.key(pool.seed + 1), start.q, data, np.concatenate(queries)).mean(0)
+        at_rows, *at_states = np.split(np.asarray(values, np.float64), np.cumsum([len(q) for q in queries[:-1]]))
+        episodes, steps = logged.rewards.shape
+        q, v = np.zeros((episodes, steps)), np.zeros((episodes, steps + 1))
+        q[logged.inside] = at_rows
+        v[np.arange(steps + 1) <= logged.lengths[:, None]] = sum(at_states) / 2
+        known = logged.lengths - logged.lost  # a step that led nobody knows where has no error
+        return doubly_robust(log_ratios, logged.rewards, q, v, known, logged.terminated, DISCOUNT, weights)
+
+    return {"doubly_robust": _importance_weighted(pool, estimate)[0]}
+
+
+def _importance_weighted(
+    pool: Pool, estimate: Callable[[LoggedEpisodes, int, np.ndarray, np.ndarray], Estimate]
+) -> tuple[Scores, Scores]:
+    """`estimate(logged, candidate, log_ratios, weights)` where enough episodes count; the effective sample size."""
     if pool.validation is None:
         nothing = not_applicable(pool, NO_HELD_OUT)
-        return {"importance_sampling": nothing, "effective_sample_size": nothing}
+        return nothing, nothing
     logged = pool.once("held-out episodes with behaviour density", lambda: _logged_episodes(pool))
-    steps = np.arange(logged.rewards.shape[1])
-    inside = steps < logged.lengths[:, None]
     weights = np.concatenate([np.ones((1, len(logged.episodes))), pool.episode_weights[:, logged.episodes]])
-    at = min(ESS_STEP, len(steps) - 1)
+    at = min(ESS_STEP, logged.rewards.shape[1] - 1)
     value, error, effective = np.full((3, len(pool)), np.nan)
     replicates, reasons = np.full((len(pool), RESAMPLES), np.nan, np.float32), [""] * len(pool)
     ess_reasons = list(reasons)
@@ -503,21 +579,19 @@ def measure_importance_sampling(pool: Pool) -> dict[str, Scores]:
         if not np.isfinite(actions).all():
             reasons[i] = ess_reasons[i] = NOT_FINITE
             continue
-        log_ratios = np.zeros(inside.shape)
-        log_ratios[inside] = _log_ratio(logged, actions)
-        found = weighted_importance_sampling(
-            log_ratios, logged.rewards, logged.lengths, logged.terminated, DISCOUNT, weights
-        )
-        effective[i] = found.effective_sample_size[0, at]
+        log_ratios = np.zeros(logged.rewards.shape)
+        log_ratios[logged.inside] = _log_ratio(logged, actions)
+        sizes = weighted_importance_sampling(
+            log_ratios, logged.rewards, logged.lengths, logged.terminated, DISCOUNT
+        ).effective_sample_size
+        effective[i] = sizes[0, at]
         if effective[i] < LEAST_ESS:
             reasons[i] = f"effective sample size {effective[i]:.1f} of {len(logged.episodes)} episodes at step {at}"
             continue
-        value[i], replicates[i] = found.value[0], found.value[1:]
-        error[i] = found.value[1:].std(ddof=1)
-    return {
-        "importance_sampling": Scores(value, error, replicates, reasons),
-        "effective_sample_size": without_error(effective, ess_reasons),
-    }
+        found = estimate(logged, i, log_ratios, weights).value
+        value[i], replicates[i] = found[0], found[1:]
+        error[i] = found[1:].std(ddof=1)
+    return Scores(value, error, replicates, reasons), without_error(effective, ess_reasons)
 
 
 class LoggedEpisodes(NamedTuple):
@@ -526,14 +600,23 @@ class LoggedEpisodes(NamedTuple):
     episodes: np.ndarray
     lengths: np.ndarray
     terminated: np.ndarray
+    lost: np.ndarray
+    """bool [episodes]: truncated, and where the last step led is not known."""
     rewards: np.ndarray
     """[episodes, steps], 0 beyond the end."""
     observations: np.ndarray
     """[rows, dim], the episodes one after the other; so are the rest."""
+    states: np.ndarray
+    """[rows + episodes, dim]: also where each episode's last step led."""
     actions: np.ndarray
     means: np.ndarray
     deviations: np.ndarray
     """[action_dim]."""
+
+    @property
+    def inside(self) -> np.ndarray:
+        """bool [episodes, steps]: before the end; the rows, in their order."""
+        return np.arange(self.rewards.shape[1]) < self.lengths[:, None]
 
 
 def _log_ratio(logged: LoggedEpisodes, actions: np.ndarray) -> np.ndarray:
@@ -554,16 +637,19 @@ def _logged_episodes(pool: Pool) -> LoggedEpisodes:
     rewards = np.zeros((len(episodes), lengths.max()))
     rewards[np.arange(lengths.max()) < lengths[:, None]] = dataset.rewards[steps]
     observations = dataset.observations[dataset.observation_rows[steps]]
+    states = dataset.observations[np.isin(np.repeat(np.arange(dataset.episodes), dataset.lengths + 1), episodes)]
     actions = actions_to_unit_box(dataset.transforms, dataset.actions[steps])
     init_key, key = jax.random.split(jax.random.key(pool.seed + 2))
-    states = jnp.asarray(inputs(train.observations))
-    clone = _clone(dataset.action_dim)
-    params = fit_clone(key, clone.init(init_key, states[:1]), states, jnp.asarray(train.actions))
+    clone, clone_inputs = _clone(dataset.action_dim), jnp.asarray(inputs(train.observations))
+    params = fit_clone(key, clone.init(init_key, clone_inputs[:1]), clone_inputs, jnp.asarray(train.actions))
     program: Any = jax.jit(lambda x: clone.apply(params, x))
     means = in_chunks(program, inputs(observations)).astype(np.float64)
     deviations = np.maximum(np.sqrt(((actions - means) ** 2).mean(0)), 1e-3)
     terminated = dataset.terminations[dataset.ends[episodes]]
-    return LoggedEpisodes(episodes, lengths, terminated, rewards, observations, actions, means, deviations)
+    lost = ~dataset.final_observation_known[episodes] & ~terminated
+    return LoggedEpisodes(
+        episodes, lengths, terminated, lost, rewards, observations, states, actions, means, deviations
+    )
 
 
 FQE_HEADS = tuple(f"fqe_head_{head + 1}" for head in range(HEADS))
@@ -600,6 +686,12 @@ MEASUREMENTS = (
             Diagnostic("effective_sample_size", "high", f"effective number of episodes in it at step {ESS_STEP}"),
         ),
         measure_importance_sampling,
+    ),
+    Measurement(
+        "doubly_robust",
+        (Diagnostic("doubly_robust", "high", "weighted doubly robust value, with a critic by FQE"),),
+        measure_doubly_robust,
+        on_request=True,  # FQE once more for every candidate that it does not refuse
     ),
     Measurement(
         "behaviour_advantage",

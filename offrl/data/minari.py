@@ -104,7 +104,7 @@ def _download(dataset_id: str, local_id: str) -> None:
         minari.download_dataset(dataset_id)
     except Exception as error:  # every remote raises its own kinds
         raise UserError(
-            f"minari:{dataset_id} is not in the local store and could not be downloaded ({_line(error)}); {here} "
+            f"minari:{dataset_id} is not in the local store and could not be downloaded ({_line(error)}); {here}; "
             f"with a network run `minari download {dataset_id}`, or set MINARI_DATASETS_PATH to a store that has "
             f"{local_id}"
         ) from error

@@ -28,45 +28,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from offrl.datasets.policies import load_policies
-from offrl.datasets.recipes import ENVIRONMENTS, RECIPES, Reference
+from offrl.datasets.recipes import ENVIRONMENTS, RECIPES, VERSION, Reference, dataset_id
 from offrl.datasets.rollout import Episode, Part, Workers, collect
 from offrl.devices import cores
-from offrl.errors import UserError, nearest
+from offrl.errors import UserError
 
 try:
     import fcntl
 except ImportError:  # not on Windows, where two processes may then both roll out: the first to finish wins
     fcntl = None  # type: ignore[assignment]
 
-VERSION = 0  # of the recipes: the -v0 of every id
 SEED = 0
-
-
-def check_names(env: str, recipe: str) -> None:
-    """Raises `UserError` with the nearest names for an environment or a recipe that does not exist."""
-    if env not in ENVIRONMENTS:
-        raise UserError(f"built-in data has no environment {env!r}: {nearest(env, ENVIRONMENTS)}")
-    if recipe not in RECIPES:
-        raise UserError(f"built-in data of {env} has no recipe {recipe!r}: {nearest(recipe, RECIPES)}")
-
-
-def dataset_id(env: str, recipe: str, steps: int | None = None) -> str:
-    """The Minari id of a dataset: another size than the default, another id.
-
-    Raises:
-        UserError: an unknown name, `steps` below 1, or `steps` for a recipe that counts episodes.
-    """
-    check_names(env, recipe)
-    size = ""
-    if steps is not None:
-        if RECIPES[recipe].episodes:
-            raise UserError(f"{env}/{recipe} has {RECIPES[recipe].episodes:,} episodes, so steps={steps} cannot be "
-                            "met; for a number of steps take the recipe conservative")  # fmt: skip
-        if steps < 1:
-            raise UserError(f"steps={steps}: a dataset has at least one step")
-        if steps != ENVIRONMENTS[env].steps:
-            size = f"-{steps // 1000}k" if steps % 1000 == 0 else f"-{steps}steps"
-    return f"offrl/{env}/{recipe}{size}-v{VERSION}"
 
 
 def reference(env: str) -> Reference | None:

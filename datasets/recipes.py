@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from offrl.errors import UserError, nearest
+
+VERSION = 0  # of the recipes: the -v0 of every id
+
 
 class Reference(NamedTuple):
     """Undiscounted returns that a normalised score of 0 and of 100 stand for."""
@@ -63,3 +67,30 @@ RECIPES = {
     "conservative-1000": Recipe(f"1,000 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 1_000),
     "conservative-10000": Recipe(f"10,000 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 10_000),
 }  # fmt: skip
+
+
+def check_names(env: str, recipe: str) -> None:
+    """Raises `UserError` with the nearest names for an environment or a recipe that does not exist."""
+    if env not in ENVIRONMENTS:
+        raise UserError(f"built-in data has no environment {env!r}: {nearest(env, ENVIRONMENTS)}")
+    if recipe not in RECIPES:
+        raise UserError(f"built-in data of {env} has no recipe {recipe!r}: {nearest(recipe, RECIPES)}")
+
+
+def dataset_id(env: str, recipe: str, steps: int | None = None) -> str:
+    """The Minari id of a dataset: another size than the default, another id.
+
+    Raises:
+        UserError: an unknown name, `steps` below 1, or `steps` for a recipe that counts episodes.
+    """
+    check_names(env, recipe)
+    size = ""
+    if steps is not None:
+        if RECIPES[recipe].episodes:
+            raise UserError(f"{env}/{recipe} has {RECIPES[recipe].episodes:,} episodes, so steps={steps} cannot be "
+                            "met; for a number of steps take the recipe conservative")  # fmt: skip
+        if steps < 1:
+            raise UserError(f"steps={steps}: a dataset has at least one step")
+        if steps != ENVIRONMENTS[env].steps:
+            size = f"-{steps // 1000}k" if steps % 1000 == 0 else f"-{steps}steps"
+    return f"offrl/{env}/{recipe}{size}-v{VERSION}"

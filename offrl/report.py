@@ -22,7 +22,6 @@ from rich.console import Console
 import offrl
 import offrl.data
 from offrl import commands, diagnostics, report_pictures, scores, statistics
-from offrl.data import d4rl, minari
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, run_command
 from offrl.evaluate import read_returns, run_reference
@@ -669,33 +668,17 @@ def data_section(material: Material, save: Save) -> Html:
 def at_hand(run: Run) -> Dataset | None:
     """The run's data if they are on this machine; nothing is downloaded or rolled out for a page."""
     facts = run.info["dataset"]
-    source, _, rest = facts["name"].partition(":")
     options = run.info["identity"].get("data", {})
-    name = facts["name"]
-    if source == "builtin":
-        from offrl.datasets import builtin
-
-        try:
-            rest = builtin.dataset_id(*rest.split("/", 1), options.get("steps"))
-        except (UserError, TypeError):
-            return None
-        name = f"minari:{rest}"  # as it lies there: under its own name it would be made anew where it is outdated
-    there = {
-        "builtin": lambda: (minari.store() / rest / "data" / "metadata.json").is_file(),
-        "minari": lambda: (minari.store() / rest / "data" / "metadata.json").is_file(),
-        "d4rl": lambda: d4rl.cached_path(rest).is_file() or Path(rest).is_file(),
-        "file": lambda: Path(rest).is_file(),
-    }
-    if source not in there or not there[source]():
-        return None
     try:
         return offrl.data.load(
-            name,
+            facts["name"],
             clip_actions=options.get("clip_actions", False),
-            columns=(options.get("columns") or None) if source == "file" else None,
+            columns=options.get("columns") or None,
+            steps=options.get("steps"),
             time_limit=facts.get("time_limit"),
             action_low=facts["action_low"],
             action_high=facts["action_high"],
+            at_hand=True,
             quiet=True,
         )
     except UserError:

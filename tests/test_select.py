@@ -131,6 +131,18 @@ def test_data_that_have_changed_since_are_refused(pool, tmp_path, monkeypatch):
         select.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
 
 
+def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool, tmp_path, monkeypatch):
+    folder = tmp_path / "moved"
+    shutil.copytree(pool, folder)
+    for file in folder.glob("runs/*/*-*/run.json"):
+        file.write_text(file.read_text().replace("file:log.npz", "builtin:pendulum/expert"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="not on this machine; make it again with `python -m offrl.datasets make pend"):
+        select.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
+    assert not (tmp_path / "empty").exists()
+
+
 def test_the_chance_of_beating_the_data_follows_from_the_resampled_episodes():
     data = linear_quadratic(episodes=40)
     pool = made_pool(data, made_run(data, {1: [linear(-0.9), linear(0.9)]}))

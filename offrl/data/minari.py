@@ -37,6 +37,15 @@ def local_ids() -> list[str]:
     return sorted(path.parent.parent.relative_to(root).as_posix() for path in found)
 
 
+def local_id(dataset_id: str) -> str:
+    """The id in the local store of a dataset that may be named with its remote, `hf://OWNER/ID`."""
+    return dataset_id.split("://", 1)[1].split("/", 1)[-1] if "://" in dataset_id else dataset_id
+
+
+def is_local(dataset_id: str) -> bool:
+    return (store() / local_id(dataset_id) / "data" / "metadata.json").is_file()
+
+
 def read(dataset_id: str, name: str | None = None) -> Episodes:
     """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to ask.
 
@@ -44,10 +53,9 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
     dataset that is neither local nor to be downloaded, and files that cannot be read.
     """
     name = name or f"minari:{dataset_id}"
-    local_id = dataset_id.split("://", 1)[1].split("/", 1)[-1] if "://" in dataset_id else dataset_id
-    folder = store() / local_id / "data"
-    if not (folder / "metadata.json").exists():
-        _download(dataset_id, local_id)
+    folder = store() / local_id(dataset_id) / "data"
+    if not is_local(dataset_id):
+        _download(dataset_id)
     try:
         metadata = json.loads((folder / "metadata.json").read_text())
     except (OSError, ValueError) as error:
@@ -85,28 +93,28 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
     episodes.time_limit = env_spec.get("max_episode_steps")
     if low is not None and high is not None:
         episodes.reference = Reference(
-            float(low), float(high), f"ref_min_score and ref_max_score of Minari's {local_id}"
+            float(low), float(high), f"ref_min_score and ref_max_score of Minari's {local_id(dataset_id)}"
         )
     if isinstance(parts[0]["observations"], dict):
         episodes.observation_layout = flat_layout(_first_row(parts[0]["observations"]))
     return episodes
 
 
-def _download(dataset_id: str, local_id: str) -> None:
+def _download(dataset_id: str) -> None:
     """Downloads into the local store through Minari, or says what is missing."""
-    known = local_ids()
-    here = f"in the local store {store()}" + (f" {nearest(local_id, known)}" if known else " there is no dataset")
+    known, wanted = local_ids(), local_id(dataset_id)
+    here = f"in the local store {store()}" + (f" {nearest(wanted, known)}" if known else " there is no dataset")
     try:
         import minari
 
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
-        print(f"minari:{local_id} is not in the local store {store()}; asking the server", file=sys.stderr)
+        print(f"minari:{wanted} is not in the local store {store()}; asking the server", file=sys.stderr)
         minari.download_dataset(dataset_id)
     except Exception as error:  # every remote raises its own kinds
         raise UserError(
             f"minari:{dataset_id} is not in the local store and could not be downloaded ({_line(error)}); {here}; "
             f"with a network run `minari download {dataset_id}`, or set MINARI_DATASETS_PATH to a store that has "
-            f"{local_id}"
+            f"{wanted}"
         ) from error
 
 

@@ -14,6 +14,7 @@ from offrl.data.checks import check
 from offrl.data.dataset import Dataset
 from offrl.data.episodes import Episodes
 from offrl.data.files import Columns
+from offrl.datasets.recipes import dataset_id
 from offrl.errors import UserError, nearest
 
 SOURCES = ("builtin", "minari", "d4rl", "file")
@@ -32,6 +33,7 @@ def load(
     steps: int | None = None,
     action_low: float | Sequence[float] | None = None,
     action_high: float | Sequence[float] | None = None,
+    at_hand: bool = False,
     quiet: bool = False,
 ) -> Dataset:
     """Load a dataset and check it.
@@ -46,6 +48,7 @@ def load(
     steps: for `builtin:`, how many steps are rolled out at first use.
     action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of
       action_low, action_high and time_limit given no environment is opened to learn them.
+    at_hand: only what lies on this machine: nothing is rolled out or downloaded, and no environment is opened.
     quiet: do not print the warnings (they are in `Dataset.warnings`).
 
     Raises `UserError` (one line) for an unknown name, a damaged file or data that fail a check.
@@ -64,14 +67,17 @@ def load(
         raise UserError(f"{name}: columns is for file: datasets")
     if steps is not None and source != "builtin":
         raise UserError(f"{name}: steps is for builtin: datasets")
-    episodes = _read(source, rest, name, columns, steps)
+    if at_hand and (missing := _missing(source, rest, steps)):
+        raise UserError(f"{name} is not on this machine; {missing}")
+    episodes = _read(source, rest, name, columns, steps, at_hand)
     if env_id is not None and env_id != episodes.env_id:
         episodes.env_id, episodes.env_kwargs, episodes.time_limit = env_id, env_kwargs or {}, None
     if action_low is not None:
         episodes.action_low = np.asarray(action_low, np.float32)
     if action_high is not None:
         episodes.action_high = np.asarray(action_high, np.float32)
-    _complete(episodes, time_limit)
+    if not at_hand:
+        _complete(episodes, time_limit)
     episodes.reference = episodes.reference or d4rl.environment_reference(episodes.env_id)
     dataset = check(episodes, clip_actions, keep_terminations, time_limit)
     if not quiet:
@@ -87,13 +93,30 @@ def show_warnings(dataset: Dataset) -> None:
             print(f"warning: {dataset.name}: {warning}", file=sys.stderr)
 
 
-def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int | None) -> Episodes:
+def _missing(source: str, rest: str, steps: int | None) -> str:
+    """How to get a dataset that is not on this machine; empty where it is."""
+    if source == "builtin":
+        env, _, recipe = rest.partition("/")
+        size = "" if steps is None else f" --steps {steps}"
+        here = minari.is_local(dataset_id(env, recipe, steps))
+        return "" if here else f"make it again with `python -m offrl.datasets make {env} {recipe}{size}`"
+    if source == "minari":
+        return "" if minari.is_local(rest) else f"get it with `minari download {rest}`"
+    if source == "d4rl" and rest in d4rl.entries():
+        file = d4rl.cached_path(rest)
+        return "" if file.is_file() else f"`python -m offrl.data info d4rl:{rest}` downloads it to {file}"
+    return ""
+
+
+def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int | None, at_hand: bool) -> Episodes:
     if not rest:
         raise UserError(f"dataset {name!r} names nothing after {source}:")
     if source == "builtin":
         env, _, recipe = rest.partition("/")
         if not recipe:
             raise UserError(f"dataset {name!r} lacks its recipe: builtin:ENV/RECIPE, e.g. builtin:hopper/medium")
+        if at_hand:  # as it lies there: one that is outdated is not made anew
+            return minari.read(dataset_id(env, recipe, steps), name)
         from offrl.datasets import builtin  # rolls out at first use: needs environments
 
         return minari.read(builtin.ensure(env, recipe, steps), name)

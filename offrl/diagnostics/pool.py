@@ -318,10 +318,10 @@ def in_chunks(program: Any, *columns: np.ndarray) -> np.ndarray:
 
 
 def load_dataset(run: Run) -> Dataset:
-    """The dataset of a run, raw, without opening an environment.
+    """The dataset of a run, raw, as it lies on this machine: no environment is opened to make it or to learn of it.
 
     Raises:
-        UserError: it has changed since the run.
+        UserError: it is not there, or has changed since the run.
     """
     import offrl.data
 
@@ -336,6 +336,7 @@ def load_dataset(run: Run) -> Dataset:
         action_low=described["action_low"],
         action_high=described["action_high"],
         time_limit=described.get("time_limit"),
+        at_hand=True,
         quiet=True,
     )
     if dataset.fingerprint != described["fingerprint"]:

@@ -326,19 +326,22 @@ def load_dataset(run: Run) -> Dataset:
     import offrl.data
 
     described, options = run.info["dataset"], run.info["identity"]["data"]
-    dataset = offrl.data.load(
-        described["name"],
-        env_id=described["env_id"],
-        env_kwargs=described["env_kwargs"],
-        columns=options["columns"] or None,
-        clip_actions=options["clip_actions"],
-        steps=options["steps"],
-        action_low=described["action_low"],
-        action_high=described["action_high"],
-        time_limit=described.get("time_limit"),
-        at_hand=True,
-        quiet=True,
-    )
+    try:
+        dataset = offrl.data.load(
+            described["name"],
+            env_id=described["env_id"],
+            env_kwargs=described["env_kwargs"],
+            columns=options["columns"] or None,
+            clip_actions=options["clip_actions"],
+            steps=options["steps"],
+            action_low=described["action_low"],
+            action_high=described["action_high"],
+            time_limit=described.get("time_limit"),
+            at_hand=True,
+            quiet=True,
+        )
+    except UserError as error:
+        raise UserError(f"{run.path}: trained on data with fingerprint {described['fingerprint']}; {error}") from error
     if dataset.fingerprint != described["fingerprint"]:
         raise UserError(
             f"{run.path}: trained on {described['name']} with fingerprint {described['fingerprint']}, which now has "

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from offrl import commands, devices, diagnostics, selectors
-from offrl.diagnostics import curves, data, evaluation
+from offrl.diagnostics import curves, data, evaluation, support
 from offrl.diagnostics.pool import Pool
 from offrl.errors import run_command
 from offrl.runs import write_whole
@@ -34,6 +34,7 @@ VALUE = ("behaviour_advantage", "fqe", "lstd", "model_value")
 LOW_AGREEMENT = 0.3
 """Kendall's W below which the disagreement of the diagnostics is itself a warning (selection.md, section 4)."""
 SHOWN = 12
+TO_TRY = 5
 
 
 class Selection(NamedTuple):
@@ -54,6 +55,10 @@ class Selection(NamedTuple):
     """Kendall's W between the diagnostics that the default selector ranks by; nan with fewer than two."""
     dissent: pd.DataFrame
     """One row per other selector: what it would have chosen, and where the choice stands in its order."""
+    distinct: int
+    """How many policies the pool has, where those that act alike count once."""
+    to_try: list[str]
+    """Whom a budget of evaluations should try, in this order: the best ranked that differ from those before."""
     workflow: pd.DataFrame
     checks: pd.DataFrame
     seconds: float
@@ -92,6 +97,9 @@ def select(
     veto = selectors.vetoes(scores)
     ranked = described.assign(score=choice.ranking.reindex(described.index), veto=veto)
     ranked = ranked.sort_values(["score", "run", "member", "step"], ascending=[False, True, True, True])
+    distances = support.policy_distances(pool)
+    places = {name: i for i, name in enumerate(scores.index)}
+    order = [places[name] for name in ranked.index[ranked["score"].notna()]]
     return Selection(
         pool,
         table,
@@ -102,6 +110,8 @@ def select(
         chances(pool, choice, scores, replicates),
         agreement(scores, veto),
         dissent(scores, described, known, choice, selector),
+        len(set(support.duplicates(distances))),
+        [str(scores.index[i]) for i in support.diverse(distances, order, TO_TRY)],
         curves.workflow(pool),
         data.checks(pool.dataset),
         time.monotonic() - started,
@@ -251,6 +261,10 @@ def _decision(selection: Selection) -> str:
         ties = f" (shares the first place with {choice.tied - 1} more)" if choice.tied > 1 else ""
         lines.append(f"[bold]deploy {choice.deploy[0]}[/]{ties}")
     lines.append(f"  top {len(choice.top)}: {', '.join(choice.top)}; ranked by {'; '.join(choice.notes)}")
+    lines.append(
+        f"  {selection.distinct} of {len(selection.pool)} candidates act differently; where some can be evaluated, try "
+        f"in this order: {', '.join(selection.to_try) or 'none'}"
+    )
     if choice.deploy:
         row = selection.candidates.set_index("candidate").loc[choice.deploy[0]]
         lines.append(
@@ -299,6 +313,8 @@ def as_json(selection: Selection) -> dict[str, Any]:
         "chances": records(selection.chances),
         "agreement": None if np.isnan(selection.agreement) else selection.agreement,
         "dissent": records(selection.dissent),
+        "distinct": selection.distinct,
+        "to_try": selection.to_try,
         "workflow": records(selection.workflow),
         "data_checks": records(selection.checks),
         "candidates": records(selection.candidates),

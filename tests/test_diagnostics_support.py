@@ -109,6 +109,14 @@ def test_duplicates_go_to_the_first_of_their_kind(pool):
     assert support.duplicates(distances).tolist() == [0, 0, 2, 3, 4, 4]
 
 
+def test_what_to_try_next_is_the_best_ranked_that_differ():
+    places = np.array([0.0, 0.01, 1.0, 1.1, 3.0])
+    distances = np.abs(places[:, None] - places)  # the median over pairs is 1.1
+    assert support.diverse(distances, [1, 0, 2, 3, 4], 3) == [1, 2, 4]
+    assert support.diverse(distances, [3, 2, 0], 5) == [3, 0]
+    assert support.diverse(np.zeros((1, 1)), [0], 3) == [0]
+
+
 def test_nothing_is_said_without_held_out_rows_but_of_the_policy_alone(dataset):
     pool = pools.made_pool(dataset, pools.made_run(dataset, {1: [pools.linear(-0.9)]}, validation_fraction=0.0))
     for measure in (support.action_distances, support.behaviour_log_prob, support.ood_fraction):

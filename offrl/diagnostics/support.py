@@ -6,6 +6,7 @@ in [-1, 1]. Where the policy is compared with logged actions, rows are held out 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -351,6 +352,17 @@ def duplicates(distances: np.ndarray, tolerance: float = 0.01) -> np.ndarray:
         if len(originals):
             first[i] = originals[0]
     return first
+
+
+def diverse(distances: np.ndarray, order: Sequence[int], count: int) -> list[int]:
+    """The first `count` policies of an order that lie apart: a policy nearer to one already taken than half of the
+    median distance between two policies of the pool is passed over."""
+    apart = np.nanmedian(distances[np.triu_indices(len(distances), 1)]) / 2 if len(distances) > 1 else 0.0
+    taken: list[int] = []
+    for i in order:
+        if len(taken) < count and all(distances[i, j] > apart for j in taken):
+            taken.append(i)
+    return taken
 
 
 MEASUREMENTS = (

@@ -218,6 +218,8 @@ def beside_published(plan: Plan, table: pd.DataFrame, reasons: dict[tuple[str, s
     return comparison.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
 
 
+MOST_ACROSS = 10
+"""Algorithms that a table has room for side by side."""
 COLUMNS = [
     "dataset", "row", "algorithm", "setting", "kind", "ours", "low", "high", "method", "members", "data",
     "published_low", "published_high", "sources", "difference", "disagrees", "reason",
@@ -247,7 +249,10 @@ def cell(row: pd.Series) -> str:
 
 
 def wide(comparison: pd.DataFrame, kind: str) -> tuple[list[str], list[list[str]]]:
-    """(headings, rows of cells) of the table of one kind of score: dataset, data, and a column per algorithm."""
+    """(headings, rows of cells) of the table of one kind of score: dataset, data, and a column per algorithm.
+
+    The other way round where it would be wider than a page: the algorithms down, the datasets across.
+    """
     part = comparison[comparison["kind"] == kind]
     names = part["algorithm"] + np.where(part["setting"] == "", "", " " + part["setting"])
     headings, rows = list(dict.fromkeys(names)), []
@@ -255,7 +260,19 @@ def wide(comparison: pd.DataFrame, kind: str) -> tuple[list[str], list[list[str]
         cells = dict(zip(names[mine.index], map(cell, (row for _, row in mine.iterrows())), strict=True))
         data = mine["data"].dropna()
         rows.append([str(label), f"{data.iloc[0]:.1f}" if len(data) else "-", *(cells.get(n, "-") for n in headings)])
-    return ["dataset", "data", *headings], rows
+    table = [["dataset", "data", *headings], *rows]
+    if len(headings) > max(MOST_ACROSS, len(rows)):
+        table = [list(column) for column in zip(*table, strict=True)]
+    return table[0], table[1:]
+
+
+def empty_cells(comparison: pd.DataFrame) -> list[str]:
+    """One line per reason and dataset: which algorithms have no score there."""
+    empty = comparison[comparison["ours"].isna() & (comparison["kind"] == "last")]
+    return [
+        f"{row}: {', '.join(mine['algorithm'])}: {reason}"
+        for (reason, row), mine in empty.groupby(["reason", "row"], sort=False)
+    ]
 
 
 def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -> str:
@@ -276,10 +293,8 @@ def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -
         headings, rows = wide(comparison, kind)
         lines += ["", f"## {title.capitalize()}", ""]
         lines += [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
-    empty = comparison[comparison["ours"].isna() & (comparison["kind"] == "last")]
-    if len(empty):
-        lines += ["", "Empty cells:", ""]
-        lines += [f"- {row['row']}, {row['algorithm']}: {row['reason']}" for _, row in empty.iterrows()]
+    if empty := empty_cells(comparison):
+        lines += ["", "Empty cells:", "", *[f"- {line}" for line in empty]]
     if messages:
         lines += ["", *[f"- {message}" for message in messages]]
     return "\n".join(lines) + "\n"
@@ -290,16 +305,14 @@ def show(plan: Plan, comparison: pd.DataFrame, console: Console) -> None:
     headings, rows = wide(comparison, "last")
     table = Table(title=f"{plan.name}: last checkpoint, ours ± 95 % (published)", title_justify="left", box=None)
     for name in headings:
-        table.add_column(escape(name), justify="left" if name == "dataset" else "right")
+        table.add_column(escape(name), justify="left" if name == headings[0] else "right")
     for cells in rows:
         table.add_row(
             *(escape(text.replace(" (", "\n(")) for text in cells)
         )  # the published ones on a line of their own
     console.print(table)
-    empty = comparison[comparison["ours"].isna() & (comparison["kind"] == "last")]
-    for reason, mine in empty.groupby("reason", sort=False):
-        console.print(f"empty: {', '.join(mine['row'] + ' ' + mine['algorithm'])}: {reason}", style="yellow",
-                      highlight=False, markup=False, soft_wrap=True)  # fmt: skip
+    for line in empty_cells(comparison):
+        console.print(f"empty: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def draw(comparison: pd.DataFrame, file: Path) -> None:

@@ -167,7 +167,7 @@ def _step(
         if key not in chosen:
             return None, "offrl.select was not run on it"
         return chosen[key], "" if chosen[key] is not None else "the selector vetoes all of its checkpoints"
-    healthy = {step for step in run.checkpoints() if last is not None and step <= last}
+    healthy = {step for step in run.policy_checkpoints() if last is not None and step <= last}
     if not set(means.index) >= healthy:
         missing = len(healthy - set(means.index))
         return None, f"{missing} of {len(healthy)} checkpoints are not scored: checkpoints=all scores them"

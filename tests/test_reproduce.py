@@ -236,6 +236,16 @@ def compared(tmp_path):
     return plan, table, reproduce.beside_published(plan, table, {(MEDIUM, "iql"): "no data: none"})
 
 
+def test_many_algorithms_stand_below_each_other(compared, monkeypatch):
+    _, _, comparison = compared
+    monkeypatch.setattr(reproduce, "MOST_ACROSS", 1)
+    comparison = comparison[comparison["row"] == MEDIUM]
+    comparison = pd.concat([comparison.assign(algorithm=name) for name in ("bc", "awac")])
+    headings, rows = reproduce.wide(comparison.reset_index(drop=True), "last")
+    assert headings == ["dataset", MEDIUM]
+    assert [row[0] for row in rows] == ["data", "bc", "awac"]
+
+
 def test_split_groups_have_rows_of_their_own(compared):
     plan, table, comparison = compared
     last = comparison[comparison["kind"] == "last"]
@@ -247,7 +257,7 @@ def test_split_groups_have_rows_of_their_own(compared):
     assert rows[0][1:3] == ["20.0", rows[0][2]]
     assert rows[0][2].startswith("51.0 ± 12.7 (")
     page = reproduce.as_markdown(plan, comparison, scores.groups(table)[1])
-    assert f"- {MEDIUM}, iql: no data: none" in page
+    assert f"- {MEDIUM}: iql: no data: none" in page
     assert "these do not compare" in page
 
 

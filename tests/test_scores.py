@@ -66,6 +66,12 @@ def test_what_is_missing_has_a_reason_and_no_number(tmp_path):
     assert reasons(vetoed)[1] == "the selector vetoes all of its checkpoints"
 
 
+def test_checkpoints_from_before_there_was_a_policy_need_no_score_for_the_best(tmp_path):
+    run = make_run(tmp_path, {0: {20: [2.0, 4.0], 30: [1.0, 2.0]}})
+    run.info["phases"] = [{"name": "dynamics", "updates": 10}, {"name": "policy", "updates": 20}]
+    assert by_kind(scores.scores([run]), "step")[2] == 20
+
+
 def test_a_run_without_an_environment_counts_where_it_was_scored(tmp_path):
     run = make_run(tmp_path / "run", {}, env=None, reference=None)
     write_oracle(run, {0: EACH}, env="Walker2d-v5")

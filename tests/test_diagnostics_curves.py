@@ -1,6 +1,9 @@
 """The workflow: the peak test on curves made up, the verdicts on members whose critics are written down."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pandas as pd
 import pools
 import pytest
 
@@ -111,12 +114,71 @@ def test_no_claim_where_the_rule_is_not_valid(dataset):
     toy = offrl.algorithm.load(str(pools.QUADRATIC))
     blind = pools.made_run(dataset, {s: [pools.linear(-0.9, critics=0)] for s in STEPS}, config=toy.Config(critics=0))
     other = pools.made_run(dataset, {s: [state] for s, state in zip(STEPS, member(FALL), strict=True)})
+    assert "no critic" in curves.workflow(pools.made_pool(dataset, blind))["reason"][0]
     table = curves.workflow(pools.made_pool(dataset, blind, other))
     assert table["verdict"].tolist() == ["unknown", "unknown"]
     assert table["step"].tolist() == [10, 10]
     assert "no critic" in table["reason"][0]
-    assert "conservative" in table["reason"][1]
+    assert "what its critic learns from is not known" in table["reason"][1]
     assert table["peak_step"][1] == 6  # the number stands without a claim
+
+
+FALLS, RISES = np.geomspace(0.1, 0.01, 10), np.concatenate([np.geomspace(0.1, 0.01, 5), np.geomspace(0.02, 0.2, 5)])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training", "held_out", "verdict", "reason"),
+    [
+        ("td3_bc", FALLS, FALLS, "well-fitted", "explains 99%"),
+        ("td3_bc", FALLS, 20 * FALLS, "well-fitted", "does not rise"),  # far above the training error, and falling
+        ("td3_bc", FALLS, RISES, "overfitted", "held-out TD error rises by"),
+        ("td3_bc", RISES, RISES, None, "so does that on training rows"),
+        ("td3_bc", np.full(10, 0.9), np.full(10, 0.9), "underfitted", "explains 10%"),
+        ("bc", FALLS, RISES, "overfitted", "held-out action distance rises by"),
+        ("bc", FALLS, FALLS, None, "whether it underfits is not known"),
+    ],
+)
+def test_other_algorithms_are_judged_by_their_error_on_held_out_rows(
+    dataset, algorithm, training, held_out, verdict, reason
+):
+    pool = pool_of(dataset, member(RISE))
+    values = {"fit_error": training, "fit_error_validation": held_out}
+    if algorithm == "bc":
+        values = {"action_distance": held_out, "action_distance_ratio": held_out / training}
+    noise = np.random.default_rng(0).normal(1, 0.01, (10, 200))
+    replicates = {name: (curve[:, None] * noise).astype(np.float32) for name, curve in values.items()}
+    row = {"algorithm": algorithm, "fit_error": training[-2:].mean()}
+    found = curves._fit_verdict(pool, list(range(10)), pd.DataFrame(values), replicates, row)
+    assert found.get("verdict") == verdict
+    assert reason in found["reason"]
+    assert "step" not in found  # a verdict on the fit prefers no checkpoint
+
+
+def test_an_error_is_that_to_the_critics_own_target(dataset, monkeypatch):
+    run = pools.made_run(dataset, {1: [pools.linear(-0.9, quadratic=0.5 * pools.exact_q(-0.9))]})
+    pool = pools.made_pool(dataset, run)
+    assert "not known here" in curves.fit(pool)["fit_error"].reasons[0]
+    monkeypatch.setattr(curves, "POLICY_TARGET", ("quadratic",))
+    by_policy = curves.fit(pool)
+    np.testing.assert_allclose(by_policy["fit_error"].value, 1 - curves.underfit(pool)["td_explained"].value)
+    monkeypatch.setattr(curves, "VALUE_TARGET", ("quadratic",))
+    monkeypatch.setattr(pool, "value", lambda candidate, observations: -(observations**2).sum(-1))
+    rows = pool.validation
+    q = pool.q(pool.candidates[0], rows.observations, rows.actions).min(0)
+    target = rows.rewards - 0.9 * (1 - rows.terminations) * (rows.next_observations**2).sum(-1)
+    expected = ((q - target) ** 2).mean() / target.var()
+    np.testing.assert_allclose(curves.fit(pool)["fit_error_validation"].value, expected, rtol=1e-4)
+
+
+def test_every_algorithm_has_a_rule_or_a_reason_that_names_what_is_missing():
+    for name in offrl.algorithm.names():
+        algorithm = offrl.algorithm.load(name)
+        config = algorithm.Config()
+        run = SimpleNamespace(algorithm=algorithm, policy=algorithm.policy(config, offrl.algorithm.Spec(3, 2, 10)))
+        candidate = SimpleNamespace(run=run, config=config, discount=getattr(config, "discount", None))
+        reason = curves.no_rule(candidate)
+        assert "not known here" not in reason, name
+        assert (name in curves.OTHER_TARGET) == bool(reason), name
 
 
 def test_too_few_checkpoints_make_no_curve(dataset, conservative):

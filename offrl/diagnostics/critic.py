@@ -125,8 +125,13 @@ def no_reason(pool: Pool) -> str:
     """Why no candidate can be scored: there is no held-out row, or no critic at all."""
     if pool.validation is None:
         return NOT_HELD_OUT
-    reasons = [no_critic(candidate) for candidate in pool.candidates]
-    return reasons[0] if all(reasons) and len(set(reasons)) == 1 else ""
+    return none_applies(pool)
+
+
+def none_applies(pool: Pool, reason: Callable[[Candidate], str] = no_critic) -> str:
+    """The reasons of all candidates, or an empty string where one has none."""
+    reasons = [reason(candidate) for candidate in pool.candidates]
+    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
 
 TD = (

@@ -98,6 +98,13 @@ def _q_values(
     return q_values(state, observations, actions)
 
 
+@partial(jax.jit, static_argnames=("algorithm", "spec"))
+def _value(algorithm: Algorithm, spec: Spec, config: Any, state: Any, observations: jax.Array) -> jax.Array:
+    value = algorithm.policy(config, spec).value
+    assert value is not None
+    return value(state, observations)
+
+
 class Pool:
     """Candidates on one dataset. Open one with `Pool.open`.
 
@@ -280,6 +287,14 @@ class Pool:
         seen = transform_observations(run.info["dataset"]["transforms"], observations)
         program = partial(_q_values, run.algorithm, run.spec, candidate.config, state)
         return in_chunks(lambda o, a: program(o, a).T, seen, actions).T
+
+    def value(self, candidate: Candidate, observations: np.ndarray) -> np.ndarray | None:
+        """The candidate's own V [n] at raw observations; None without one."""
+        run, state = candidate.run, self.state(candidate)
+        if run.policy.value is None:
+            return None
+        seen = transform_observations(run.info["dataset"]["transforms"], observations)
+        return in_chunks(partial(_value, run.algorithm, run.spec, candidate.config, state), seen)
 
     def actions(self, where: str) -> np.ndarray:
         """What every candidate would do, [candidates, n, action_dim] in [-1, 1]; computed once.

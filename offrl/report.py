@@ -103,12 +103,16 @@ def gather(paths: Sequence[Path]) -> Material:
     Raises:
         UserError: nothing at a path, something damaged, or two selections that differ.
     """
+    tables = [path for path in paths if path.suffix == ".csv"]
+    paths = [path for path in paths if path not in tables]
     folders, elsewhere = find_selections(paths)
-    runs = scores.runs_under([path for path in paths if path not in elsewhere] + elsewhere_runs(elsewhere))
+    sources = [path for path in paths if path not in elsewhere] + elsewhere_runs(elsewhere)
+    runs = scores.runs_under(sources) if sources or not tables else []
     for run in runs:
         folders.setdefault((run.path.parent / "selection").resolve(), run.path.parent / "selection")
     selections = [folder for folder in folders.values() if (folder / "selection.json").is_file()]
-    table = scores.scores(runs, selections)
+    found = [scores.scores(runs, selections)] if runs else []
+    table = pd.concat([*found, *(scores.read(file) for file in tables)], ignore_index=True)
     table["name"] = (table["algorithm"] + " " + table["setting"]).str.strip()
     parts, messages = scores.groups(table)
     returns = {}
@@ -323,6 +327,8 @@ def curves_section(material: Material, save: Save) -> Html:
 def learning_curve(material: Material, mine: pd.DataFrame) -> Curve | None:
     """Mean score of every step at which all members that were ever scored have been, on the episodes they share."""
     members = mine.drop_duplicates(["run", "member"])[["run", "member"]]
+    if not set(members["run"]) <= set(material.returns):  # a table of scores has no episodes
+        return None
     rows = pd.concat([material.returns[run].assign(run=run) for run in members["run"].unique()]).merge(members)
     if rows.empty:
         return None
@@ -697,8 +703,9 @@ def summary(material: Material) -> tuple[str, Html]:
     algorithms = list(dict.fromkeys(material.table["algorithm"]))
     protocols = list(dict.fromkeys(run.info["protocol"]["name"] for run in material.runs))
     text = (f"{', '.join(algorithms)} under the protocol{'s' if len(protocols) > 1 else ''} {', '.join(protocols)}: "
-            f"{checkpoints:,} checkpoints played {episodes:,} episodes.")  # fmt: skip
-    figures: list[tuple[str, Any, Any]] = [("runs", f"{len(material.runs)}", f"{members} members")]
+            f"{checkpoints:,} checkpoints played {episodes:,} episodes."
+            if protocols else f"{', '.join(algorithms)}, from a table of scores.")  # fmt: skip
+    figures: list[tuple[str, Any, Any]] = [("runs", f"{material.table['run'].nunique()}", f"{members} members")]
     if len(material.parts) == 1 and len(last):
         row = last.iloc[int(last["estimate"].argmax())]
         figures.append(("best last checkpoint", number(row["estimate"], _half(row)).text, row["name"]))
@@ -750,9 +757,9 @@ def make(paths: Sequence[Path], out: Path) -> dict[str, Any]:
     with report_pictures.style():
         sections = build(material, save)
     title, lead = summary(material)
-    versions = ", ".join(sorted({run.info["offrl"] for run in material.runs}))
+    versions = ", ".join(sorted({f"offrl {run.info['offrl']}" for run in material.runs})) or "other machines"
     given = " ".join(map(str, paths))
-    footer = f"Made by offrl {offrl.__version__} of runs of offrl {versions}: python -m offrl.report {given}"
+    footer = f"Made by offrl {offrl.__version__} of runs of {versions}: python -m offrl.report {given}"
     write_whole(out, page(f"{title} · offrl", lead, sections, footer))
     every = summaries(material).assign(dataset=lambda rows: [material.labels[place] for place in rows["place"]])
     return {
@@ -778,9 +785,10 @@ def main() -> None:
             OPTIONS,
             "  python -m offrl.report runs/builtin-hopper-medium-replay\n"
             "  python -m offrl.report runs/reproduce/builtin-quick out=table.html\n"
+            "  python -m offrl.report results/tables/small/scores.csv\n"
             "  python -m offrl.report RUN RUN runs/hopper/selection --json",
             "RUN",
-            "a run directory, a folder with runs below it, or a folder that offrl.select wrote",
+            "a run directory, a folder with runs below it, one that offrl.select wrote, or a scores.csv of reproduce",
         )
         out = Path(parsed.options.get("out", "report.html"))
         if out.suffix not in (".html", ".htm") or out.is_dir():

@@ -61,6 +61,23 @@ def scores(runs: Sequence[Run], selections: Iterable[Path] = ()) -> pd.DataFrame
     return table.drop(columns="options")
 
 
+def read(file: Path) -> pd.DataFrame:
+    """The scores that `offrl.reproduce` and `offrl.compare` write as scores.csv.
+
+    Raises:
+        UserError: it is not such a table.
+    """
+    texts = dict.fromkeys(["dataset", "fingerprint", "env", "algorithm", "setting", "run", "kind", "reason"], str)
+    try:
+        table = pd.read_csv(file, dtype=texts)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read ({error})") from error
+    wanted = [*SAME, *texts, "member", "seed", "step", "score", "data"]
+    if missing := [column for column in dict.fromkeys(wanted) if column not in table]:
+        raise UserError(f"{file}: no scores.csv of offrl.reproduce, it lacks the columns {', '.join(missing)}")
+    return table.assign(step=table["step"].astype("Int64"), **{name: table[name].fillna("") for name in texts})
+
+
 def _settings(table: pd.DataFrame) -> pd.Series:
     """For each row the options, as text, that not all runs of its algorithm on its dataset share."""
     settings: dict[Any, str] = {}

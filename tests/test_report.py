@@ -307,6 +307,19 @@ def test_what_is_wrong_is_told_in_one_line(command, tmp_path, arguments, message
     assert not list(tmp_path.glob("*.html"))
 
 
+def test_a_table_of_scores_is_reported_without_its_runs(tmp_path):
+    runs = [make_run(tmp_path / name, {0: {30: [value]}, 1: {30: [value + 1]}}, name, checkpoints=(30,))
+            for name, value in (("bc", 10.0), ("iql", 30.0))]  # fmt: skip
+    whole = report.make([run.path for run in runs], tmp_path / "runs.html")
+    scores.scores(runs).to_csv(tmp_path / "scores.csv", index=False)
+    found = report.make([tmp_path / "scores.csv"], tmp_path / "table.html")
+    assert found["scores"] == whole["scores"]
+    assert found["sections"] == [name for name in whole["sections"] if name not in ("curves", "data")]
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"other\.csv: no scores\.csv of offrl\.reproduce, it lacks the col"):
+        report.make([tmp_path / "other.csv"], tmp_path / "none.html")
+
+
 def test_data_are_loaded_where_they_lie_and_never_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: pytest.fail("fetched"))
     for name in ("builtin:hopper/medium", "d4rl:hopper-medium-v2", "minari:mujoco/hopper/medium-v0", "file:gone.npz"):

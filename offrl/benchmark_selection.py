@@ -25,7 +25,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from offrl import selectors, statistics
+from offrl import commands, selectors, statistics
 from offrl.errors import UserError, nearest, run_command
 
 CANDIDATE_COLUMNS = ["run", "algorithm", "setting", "member", "seed", "step"]
@@ -1084,7 +1084,7 @@ def command(arguments: Sequence[str]) -> Result:
     if options.json:
         print(json.dumps(as_json(result), indent=1))
     else:
-        show(result, Console())
+        show(result, commands.page())
     return result
 
 

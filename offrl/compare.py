@@ -185,7 +185,7 @@ def main() -> None:
         if new in others:
             raise UserError(f"against={','.join(others)}: holds algo={new} itself")
         plan: Plan = reproduce.make_plan(parsed._replace(paths=parsed.paths or [Path("builtin")]), [new, *others])
-        console = Console(stderr=parsed.json)
+        console = commands.page(stderr=parsed.json)
         reasons = reproduce.run_missing(plan, parsed.options.get("launcher"), console)
         reproduce.finish(plan, reasons, console)
         table, _, _ = reproduce.collect(plan, reasons)

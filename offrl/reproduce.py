@@ -429,7 +429,7 @@ def main() -> None:
             "the name of a table",
         )
         plan = make_plan(parsed)
-        console = Console(stderr=parsed.json)
+        console = commands.page(stderr=parsed.json)
         dry_run = parsed.options.get("dry_run", "false")
         if dry_run not in ("true", "false"):
             raise UserError(f"dry_run={dry_run}: must be true or false")

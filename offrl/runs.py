@@ -37,11 +37,12 @@ def differing_options(options: Sequence[dict[str, Any]]) -> list[str]:
     return [", ".join(f"{name}={each.get(name)}" for name in differing) for each in options]
 
 
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested options by dotted name."""
+    found: dict[str, Any] = {}
     for name, value in options.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 class Run:
@@ -86,7 +87,7 @@ class Run:
 
     def options(self, member: int) -> dict[str, Any]:
         """Every option of the algorithm, by dotted name, as the member has it."""
-        return {**_flat(self.info["identity"]["algo"]), **self.members[member]["values"]}
+        return {**flat(self.info["identity"]["algo"]), **self.members[member]["values"]}
 
     @cached_property
     def member_configs(self) -> list[Any]:

@@ -8,6 +8,8 @@ it. This module and everything under offrl/diagnostics open no environment and n
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +23,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from offrl import commands, devices, diagnostics, selectors
+from offrl import commands, configuration, devices, diagnostics, selectors
 from offrl.diagnostics import curves, data, evaluation, support
-from offrl.diagnostics.pool import Pool
-from offrl.errors import run_command
-from offrl.runs import write_whole
+from offrl.diagnostics.pool import Pool, held_out_episodes
+from offrl.errors import UserError, run_command
+from offrl.runs import Run, differing_options, flat, write_whole
 from offrl.selectors import Choice
 from offrl.statistics import kendall_w
 
@@ -34,6 +36,7 @@ VALUE = ("behaviour_advantage", "fqe", "lstd", "model_value")
 LOW_AGREEMENT = 0.3
 """Kendall's W below which the disagreement of the diagnostics is itself a warning (selection.md, section 4)."""
 SHOWN = 12
+LEAST_SPLITS = 3
 TO_TRY = 5
 
 
@@ -86,14 +89,8 @@ def select(
     """
     started = time.monotonic()
     pool = Pool.open(runs, checkpoints, rows)
-    table, replicates = diagnostics.measure(pool, names, progress)
-    scores = table.pivot(index="candidate", columns="diagnostic", values="value").reindex(pool.table["candidate"])
-    errors = table.pivot(index="candidate", columns="diagnostic", values="standard_error").reindex(scores.index)
-    scores.attrs = {"coverage": data.coverage(pool), "standard_error": errors}
+    table, replicates, scores, known, choice = rank(pool, selector, names, progress)
     described = pool.table.set_index("candidate")
-    directions = {d.name: d.better for d in diagnostics.diagnostics().values()}
-    known = selectors.available(scores, directions)
-    choice = selectors.choose(scores, described, selectors.find(selector, known))
     veto = selectors.vetoes(scores)
     ranked = described.assign(score=choice.ranking.reindex(described.index), veto=veto)
     ranked = ranked.sort_values(["score", "run", "member", "step"], ascending=[False, True, True, True])
@@ -116,6 +113,27 @@ def select(
         data.checks(pool.dataset),
         time.monotonic() - started,
     )
+
+
+class Ranked(NamedTuple):
+    table: pd.DataFrame
+    replicates: dict[str, np.ndarray]
+    scores: pd.DataFrame
+    known: dict[str, selectors.Selector]
+    """Every selector that the scores feed."""
+    choice: Choice
+
+
+def rank(pool: Pool, selector: str, names: Sequence[str] | None, progress: Callable[[str, int, int], None]) -> Ranked:
+    """Measure the candidates, and let the selector order them."""
+    table, replicates = diagnostics.measure(pool, names, progress)
+    scores = table.pivot(index="candidate", columns="diagnostic", values="value").reindex(pool.table["candidate"])
+    errors = table.pivot(index="candidate", columns="diagnostic", values="standard_error").reindex(scores.index)
+    scores.attrs = {"coverage": data.coverage(pool), "standard_error": errors}
+    directions = {d.name: d.better for d in diagnostics.diagnostics().values()}
+    known = selectors.available(scores, directions)
+    choice = selectors.choose(scores, pool.table.set_index("candidate"), selectors.find(selector, known))
+    return Ranked(table, replicates, scores, known, choice)
 
 
 def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[str, np.ndarray]) -> pd.DataFrame:
@@ -195,6 +213,191 @@ def dissent(
             }
         )
     return pd.DataFrame(rows)
+
+
+# Split, select, retrain
+
+
+class Configurations(NamedTuple):
+    """Which configuration is best over several splits of the data."""
+
+    dataset: str
+    fingerprint: str
+    selector: str
+    splits: list[int]
+    """The split seeds."""
+    table: pd.DataFrame
+    """One row per configuration, best first: algorithm, setting, score (mean over splits of the mean over members),
+    spread (standard deviation over splits), reason (why it must not be chosen), and the score of each split."""
+    agreement: float
+    """Kendall's W between the splits' orders of the configurations."""
+    abstains: str
+    """Why behaviour cloning is to be trained instead; empty where it is not."""
+    command: str
+    """What trains the chosen configuration on all data; empty where none is chosen."""
+    seconds: float
+
+
+def split_seeds(runs: Sequence[str | Path]) -> list[int]:
+    """The split seeds of those runs, ascending."""
+    return sorted({Run.open(path).info["protocol"]["split_seed"] for path in runs})
+
+
+def select_configuration(
+    runs: Sequence[str | Path],
+    selector: str = selectors.DEFAULT,
+    names: Sequence[str] | None = None,
+    rows: int = 20_000,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Configurations:
+    """Split-select-retrain (Nie, Flet-Berliac, Jordan, Steenbergen & Brunskill 2022; H1 of the catalogue).
+
+    Each configuration, which is an algorithm with its settings, has been trained on several random splits of the data
+    by episode. The selector scores the last policies of each split on what that split holds out; the configuration of
+    the best mean is to be trained anew, on all data. One split's luck does not decide, and no data are left out in the
+    end. Where the selector abstains on most splits, behaviour cloning is that configuration.
+
+    Raises:
+        UserError: a configuration was not trained on every split, or a run holds no episode out.
+    """
+    started = time.monotonic()
+    whole = Pool.open(runs, checkpoints=1, rows=rows)
+    frame = whole.table[["candidate", "algorithm"]].copy()
+    protocols = [candidate.run.info["protocol"] for candidate in whole.candidates]
+    frame["split"] = [protocol["split_seed"] for protocol in protocols]
+    for candidate, protocol in zip(whole.candidates, protocols, strict=True):
+        if not protocol["validation_fraction"] > 0:
+            raise UserError(f"{candidate.run.path}: holds no episode out to select by; leave it out, or give it alone")
+    for _, group in frame.groupby("algorithm"):
+        options = [
+            {**whole.candidates[i].run.options(whole.candidates[i].member), "updates": protocols[i]["updates"]}
+            for i in group.index
+        ]
+        frame.loc[group.index, "setting"] = differing_options(options)
+    splits = sorted(frame["split"].unique().tolist())
+    for (algorithm, setting), group in frame.groupby(["algorithm", "setting"]):
+        if missing := sorted(set(splits) - set(group["split"])):
+            named = f"{algorithm} {setting}".strip()
+            raise UserError(
+                f"{named}: not trained with protocol.split_seed={missing[0]}; train it there too, or leave it out, as "
+                "means over different splits cannot be compared"
+            )
+
+    abstaining: list[str] = []
+    for split, group in frame.groupby("split"):
+        candidates = [whole.candidates[i] for i in group.index]
+        held_out = np.logical_and.reduce([held_out_episodes(c.run, whole.dataset) for c in candidates])
+        pool = Pool(whole.dataset, candidates, held_out, rows, whole.seed)
+        found = rank(pool, selector, names, lambda name, *done, split=split: progress(f"split {split}: {name}", *done))  # type: ignore[misc]
+        if found.choice.abstains:
+            abstaining.append(found.choice.abstains)
+        frame.loc[group.index, "score"] = found.choice.ranking.reindex(group["candidate"]).to_numpy()
+        reasons = selectors.vetoes(found.scores)[group["candidate"]]
+        frame.loc[group.index, "reason"] = [reason and f"{name}: {reason}" for name, reason in reasons.items()]
+
+    groups = frame.groupby(["algorithm", "setting"])
+    by_split = frame.groupby(["algorithm", "setting", "split"])["score"].apply(lambda s: s.mean(skipna=False)).unstack()
+    table = pd.DataFrame({
+        "score": by_split.mean(axis=1, skipna=False),
+        "spread": by_split.std(axis=1),
+        "reason": groups["reason"].agg(lambda reasons: next(filter(None, reasons), "")),
+    })  # fmt: skip
+    table = table.join(by_split.rename(columns=lambda split: f"split {split}"))
+    table = table.reset_index().sort_values(["score", "algorithm", "setting"], ascending=[False, True, True])
+    abstains = abstaining[0] if 2 * len(abstaining) > len(splits) else ""
+    eligible = table[table["algorithm"] == selectors.BC] if abstains else table[table["score"].notna()]
+    command = ""
+    if len(eligible):
+        best = eligible.iloc[0]
+        first = whole.candidates[groups.get_group((best["algorithm"], best["setting"])).index[0]]
+        command = training_command(first.run, first.member)
+    return Configurations(
+        whole.dataset.name,
+        whole.dataset.fingerprint,
+        selector,
+        splits,
+        table.reset_index(drop=True),
+        float(kendall_w(by_split.to_numpy().T)),
+        abstains,
+        command,
+        time.monotonic() - started,
+    )
+
+
+def training_command(run: Run, member: int) -> str:
+    """What trains a member's configuration on all the data of its run, with the seeds that the run had."""
+    identity, protocol = run.info["identity"], run.info["protocol"]
+    arguments = {"algo": run.info["algorithm"]["file"] or run.info["algorithm"]["name"], "dataset": identity["dataset"]}
+    env = identity.get("env")
+    if env is None or identity["env_name"] != "from_dataset":
+        arguments["env"] = identity["env_name"] if env else None
+    elif env["id"]:
+        arguments["env.id"] = env["id"]
+    arguments |= {f"env.kwargs.{name}": value for name, value in (env or {}).get("kwargs", {}).items()}
+    arguments |= {f"data.columns.{name}": value for name, value in identity["data"]["columns"].items()}
+    arguments |= {f"data.{name}": value for name, value in identity["data"].items() if name != "columns" and value}
+    arguments |= {"protocol": protocol["name"], "protocol.validation_fraction": 0}
+    arguments |= {f"protocol.{name}": protocol[name] for name in ("updates", "checkpoint_every", "log_every")}
+    arguments["seeds"] = [m["seed"] for m in run.members if m["values"] == run.members[member]["values"]]
+    defaults = flat(configuration.option_defaults(run.algorithm))
+    chosen = {name: value for name, value in run.options(member).items() if name not in ("name", "file")}
+    arguments |= {f"algo.{name}": value for name, value in chosen.items() if value != defaults.get(name)}
+    arguments["tuned"] = False  # every value is here
+
+    def text(value: Any) -> str:
+        """As Hydra reads it: in quotes where it holds more than the plainest characters."""
+        if isinstance(value, str):
+            return value if re.fullmatch(r"[\w./:-]+", value) else "'" + value.replace("'", "\\'") + "'"
+        return json.dumps(value, separators=(",", ":"))
+
+    return shlex.join(["python", "-m", "offrl.train", *(f"{name}={text(value)}" for name, value in arguments.items())])
+
+
+def report_configurations(found: Configurations, console: Console) -> None:
+    """The terminal's page of several splits."""
+    console.print(f"[bold]{len(found.table)} configurations[/] on {len(found.splits)} splits of {found.dataset}; "
+                  "the last policy of every member counts", highlight=False)  # fmt: skip
+    table = Table(title=f"by {found.selector}", title_justify="left", box=None)
+    columns = [f"split {split}" for split in found.splits]
+    for name in ("", "algorithm", "setting", "score", *columns):
+        table.add_column(name, justify="left" if name in ("algorithm", "setting") else "right")
+    for place, row in found.table.head(SHOWN).iterrows():
+        numbers = [f"{row['score']:.3f}±{row['spread']:.2g}", *(f"{row[name]:.3f}" for name in columns)]
+        numbers = ["-" if number.startswith("nan") else number for number in numbers]
+        table.add_row(str(int(place) + 1), row["algorithm"], row["setting"], *numbers)  # type: ignore[call-overload]
+    console.print(table)
+    for reason in filter(None, found.table["reason"]):
+        console.print(f"[red]vetoed[/] {reason}", highlight=False)
+    lines = [""]
+    if len(found.splits) < LEAST_SPLITS:
+        text = f"{len(found.splits)} splits show little of how much a split decides; take {LEAST_SPLITS} or more"
+        lines.append(f"[yellow]{text}[/]")
+    if not np.isnan(found.agreement):
+        lines.append(f"  agreement of the splits: Kendall's W {found.agreement:.2f}")
+    if found.abstains:
+        lines.append(f"  the selector abstains on most splits, in favour of behaviour cloning: {found.abstains}")
+    if found.command:
+        lines += ["[bold]train the chosen configuration on all data, and deploy its last checkpoint[/]"]
+    else:
+        lines.append("no configuration can be chosen" + ("; train algo=bc on this dataset" if found.abstains else ""))
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    if found.command:
+        console.print(f"  {found.command}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"  {found.seconds:.0f} s", highlight=False)
+
+
+def write_configurations(found: Configurations, folder: Path) -> dict[str, Any]:
+    """configurations.csv and configurations.json, whose content is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found.table.to_csv(folder / "configurations.csv", index=False)
+    answer = {
+        **found._asdict(),
+        "table": json.loads(found.table.to_json(orient="records", double_precision=12)),
+        "agreement": None if np.isnan(found.agreement) else found.agreement,
+        "seconds": round(found.seconds, 1),
+    }
+    write_whole(folder / "configurations.json", json.dumps(answer, indent=1))
+    return answer
 
 
 # What is printed and written
@@ -402,11 +605,16 @@ def main() -> None:
             "select",
             "Choose a policy from the data alone. The candidates are all checkpoints of all members of the runs,\n"
             "which must be on one dataset. No environment is opened, and no evaluation of the runs is read. What was\n"
-            "measured is kept with the runs (RUN/diagnostics), so the command goes on where it was interrupted.",
+            "measured is kept with the runs (RUN/diagnostics), so the command goes on where it was interrupted.\n\n"
+            "Split-select-retrain: of runs with several values of protocol.split_seed the answer is a configuration,\n"
+            "the best on average over what the splits hold out, and the command that trains it on all data.",
             OPTIONS,
             "  python -m offrl.select runs/builtin-hopper-medium-replay/*\n"
             "  python -m offrl.select runs/file-log/* selector=support_only checkpoints=5\n"
-            "  python -m offrl.select RUN diagnostics=behaviour_advantage,action_distance --json",
+            "  python -m offrl.select RUN diagnostics=behaviour_advantage,action_distance --json\n\n"
+            "  python -m offrl.train -m algo=iql,td3_bc,bc dataset=file:log.h5 env=null runs=splits \\\n"
+            "    protocol.validation_fraction=0.5 protocol.split_seed=0,1,2\n"
+            "  python -m offrl.select splits/file-log/*                 split-select-retrain",
         )
         devices.set_up()
         options = parsed.options
@@ -416,9 +624,22 @@ def main() -> None:
         console = Console(stderr=parsed.json)
         if not console.is_terminal:
             console.width = 150
-        with progress_bar(Console(stderr=True)) as show:
-            found = select(parsed.paths, options.get("selector", selectors.DEFAULT), names, progress=show, **numbers)
         folder = Path(options.get("out") or parsed.paths[0].parent / "selection")
+        selector = options.get("selector", selectors.DEFAULT)
+        if len(split_seeds(parsed.paths)) > 1:
+            if "checkpoints" in numbers:
+                raise UserError("checkpoints=: with several splits the last of every member counts; leave it out")
+            with progress_bar(Console(stderr=True)) as show:
+                configurations = select_configuration(parsed.paths, selector, names, progress=show, **numbers)
+            answer = write_configurations(configurations, folder)
+            if parsed.json:
+                print(json.dumps(answer, indent=1))
+            else:
+                report_configurations(configurations, console)
+                console.print(f"  written to {folder}", highlight=False)
+            return
+        with progress_bar(Console(stderr=True)) as show:
+            found = select(parsed.paths, selector, names, progress=show, **numbers)
         write(found, folder)
         if parsed.json:
             print(json.dumps(as_json(found), indent=1))

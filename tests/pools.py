@@ -121,13 +121,16 @@ def made_run(
     return MadeRun(path, info, [config] * members, states)
 
 
-def made_pool(dataset: Dataset, *runs: MadeRun, rows: int = 20_000) -> Pool:
-    """What `Pool.open` makes of runs on `dataset`."""
+def made_pool(dataset: Dataset, *runs: MadeRun, rows: int = 20_000, checkpoints: int = 0) -> Pool:
+    """What `Pool.open` makes of runs on `dataset`; of the last `checkpoints`, or all."""
     held_out = np.ones(dataset.episodes, bool)
     for run in runs:
         held_out &= held_out_episodes(run, dataset)
     candidates = [
-        Candidate(run, member, step) for run in runs for member in range(len(run.members)) for step in run.checkpoints()
+        Candidate(run, member, step)
+        for run in runs
+        for member in range(len(run.members))
+        for step in run.checkpoints()[-checkpoints:]
     ]
     return Pool(dataset, candidates, held_out, rows, 0)
 

@@ -1,18 +1,22 @@
 """offrl.select: its answer, its files, what it refuses, and that neither simulator nor returns can reach it."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import hydra
 import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 from pools import linear, linear_quadratic, made_pool, made_run
 
-from offrl import select
+from offrl import configuration, select
 from offrl.errors import UserError
+from offrl.runs import Run
 
 QUICK = "finite,range,action_distances,lstd,neighbours"
 TRAIN = """
@@ -142,6 +146,63 @@ def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool,
     with pytest.raises(UserError, match=message):
         select.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
     assert not (tmp_path / "empty").exists()
+
+
+NEVER = """
+def never(scores, candidates):
+    order = scores["action_distance"]
+    order.attrs["abstains"] = "it never dares"
+    return order
+"""
+
+
+def test_of_several_splits_the_configuration_best_on_average_is_to_be_retrained(monkeypatch, tmp_path):
+    data = linear_quadratic(episodes=24)
+    runs, expected = [], []
+    for split in (0, 1, 2):
+        run = made_run(data, {5: [linear(9.0)] * 3, 10: [linear(-0.9), linear(-0.5), linear(3.0)]})  # the last counts
+        run.info["protocol"] |= {"split_seed": split, "updates": 30}
+        for member, value in zip(run.members, (1, 1, 2), strict=True):  # two seeds of one setting, one of another
+            member["values"] = {"strength": value}
+        runs.append(run)
+        held_out = np.isin(data.episode_of_step, data.split_indices(0.25, split)[1])
+        states, actions = data.observations[data.observation_rows][held_out], data.actions[held_out]
+        distances = [((np.clip(g * states, -1, 1) - actions) ** 2).sum(1).mean() for g in (-0.9, -0.5, 3.0)]
+        expected.append([-(distances[0] + distances[1]) / 2, -distances[2]])
+
+    def answer(selector="action_distance", given=runs):
+        monkeypatch.setattr(select.Pool, "open", lambda *_, **__: made_pool(data, *given, checkpoints=1))
+        return select.select_configuration([], selector, ["action_distances"])
+
+    monkeypatch.setattr(select, "training_command", lambda run, member: f"train {run.members[member]['values']}")
+    found = answer()
+    assert found.table["setting"].tolist() == ["strength=1", "strength=2"]
+    np.testing.assert_allclose(found.table[["split 0", "split 1", "split 2"]].T, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.table["score"], np.mean(expected, 0), rtol=1e-4)
+    assert (found.splits, found.agreement, found.command) == ([0, 1, 2], 1.0, "train {'strength': 1}")
+    (tmp_path / "mine.py").write_text(NEVER)
+    never = answer(f"{tmp_path / 'mine.py'}:never")
+    assert (never.abstains, never.command) == ("it never dares", "")  # and there is no clone to train
+    runs[1].members[2]["values"] = {"strength": 3}
+    with pytest.raises(UserError, match=r"strength=2: not trained with protocol.split_seed=1"):
+        answer()
+    runs[1].info["protocol"]["validation_fraction"] = 0
+    with pytest.raises(UserError, match="holds no episode out"):
+        answer()
+
+
+def test_the_command_that_retrains_is_one_that_train_takes_and_leaves_nothing_out(pool):
+    run = Run.open(next(pool.glob("runs/*/td3_bc-*")))
+    run.info["identity"]["dataset"] = "file:my log's.npz"
+    command = shlex.split(select.training_command(run, 1))
+    assert command[:3] == ["python", "-m", "offrl.train"]
+    prepared = configuration.prepare_arguments(command[3:], "train")
+    with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
+        composed = OmegaConf.to_container(hydra.compose("train", overrides=prepared))
+    assert composed["algo"] == run.info["algorithm"]["options"]
+    assert composed["protocol"]["validation_fraction"] == 0
+    assert composed["protocol"]["updates"] == 40
+    assert (composed["dataset"], composed.get("env"), composed["seeds"]) == ("file:my log's.npz", None, [0, 1])
 
 
 def test_the_chance_of_beating_the_data_follows_from_the_resampled_episodes():

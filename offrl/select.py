@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from offrl import commands, configuration, devices, diagnostics, selectors
+from offrl import averaging, commands, configuration, devices, diagnostics, selectors
 from offrl.diagnostics import curves, data, evaluation, support
 from offrl.diagnostics.pool import Pool, held_out_episodes
 from offrl.errors import UserError, run_command
@@ -73,6 +73,7 @@ def select(
     names: Sequence[str] | None = None,
     checkpoints: int | None = None,
     rows: int = 20_000,
+    average: int | None = None,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Selection:
     """Measure the pool of some runs on one dataset, and choose.
@@ -82,13 +83,18 @@ def select(
         names: the diagnostics or measurements to run; None runs all that need nothing but the data.
         checkpoints: at most so many per member, evenly spread, the last among them.
         rows: transitions of each split that are looked at.
+        average: the mean of the weights of so many last checkpoints is one more candidate of every member.
         progress: called with (measurement, candidates done, candidates in all).
 
     Raises:
         UserError: unknown names, runs on different data, data that have changed.
     """
     started = time.monotonic()
-    pool = Pool.open(runs, checkpoints, rows)
+    paths = [Path(path) for path in runs]
+    if average is not None:
+        made = [averaging.average(run, average) for run in map(Run.open, paths) if not averaging.is_average(run)]
+        paths += [path for path in made if path not in paths]  # where an earlier call's were given too
+    pool = Pool.open(paths, checkpoints, rows)
     table, replicates, scores, known, choice = rank(pool, selector, names, progress)
     described = pool.table.set_index("candidate")
     veto = selectors.vetoes(scores)
@@ -261,7 +267,8 @@ def select_configuration(
         UserError: a configuration was not trained on every split, or a run holds no episode out.
     """
     started = time.monotonic()
-    whole = Pool.open(runs, checkpoints=1, rows=rows)
+    trained = [path for path in runs if not averaging.is_average(Run.open(path))]  # an average cannot be retrained
+    whole = Pool.open(trained, checkpoints=1, rows=rows)
     frame = whole.table[["candidate", "algorithm"]].copy()
     protocols = [candidate.run.info["protocol"] for candidate in whole.candidates]
     frame["split"] = [protocol["split_seed"] for protocol in protocols]
@@ -589,10 +596,13 @@ def progress_bar(console: Console):
         yield show
 
 
+WRITTEN = ("selection.json", "configurations.json")
+"""Marks of a folder that this command wrote, which runs/* names beside the runs."""
 OPTIONS = {
     "selector": f"who ranks: {', '.join(selectors.SELECTORS)}, any diagnostic, or FILE.py:FUNCTION",
     "diagnostics": "names with commas; default: all that need the data alone, but for `model` (rollouts: slow)",
     "checkpoints": "at most so many per member, evenly spread, the last among them; default: all",
+    "average": "K: the mean of the weights of the last K checkpoints is one more candidate of every member",
     "rows": "transitions of each split that are looked at; default 20000",
     "out": "folder for the tables, the picture and selection.json; default: selection, beside the first run",
 }
@@ -618,19 +628,20 @@ def main() -> None:
         )
         devices.set_up()
         options = parsed.options
+        runs = [path for path in parsed.paths if not any((path / name).is_file() for name in WRITTEN)]
         names = options["diagnostics"].split(",") if options.get("diagnostics") else None
         numbers = {name: commands.whole_number(name, options[name])
-                   for name in ("checkpoints", "rows") if name in options}  # fmt: skip
+                   for name in ("checkpoints", "rows", "average") if name in options}  # fmt: skip
         console = Console(stderr=parsed.json)
         if not console.is_terminal:
             console.width = 150
         folder = Path(options.get("out") or parsed.paths[0].parent / "selection")
         selector = options.get("selector", selectors.DEFAULT)
-        if len(split_seeds(parsed.paths)) > 1:
-            if "checkpoints" in numbers:
-                raise UserError("checkpoints=: with several splits the last of every member counts; leave it out")
+        if len(split_seeds(runs)) > 1:
+            for name in {"checkpoints", "average"} & set(numbers):
+                raise UserError(f"{name}=: with several splits the last of every member counts; leave it out")
             with progress_bar(Console(stderr=True)) as show:
-                configurations = select_configuration(parsed.paths, selector, names, progress=show, **numbers)
+                configurations = select_configuration(runs, selector, names, progress=show, **numbers)
             answer = write_configurations(configurations, folder)
             if parsed.json:
                 print(json.dumps(answer, indent=1))
@@ -639,7 +650,7 @@ def main() -> None:
                 console.print(f"  written to {folder}", highlight=False)
             return
         with progress_bar(Console(stderr=True)) as show:
-            found = select(parsed.paths, selector, names, progress=show, **numbers)
+            found = select(runs, selector, names, progress=show, **numbers)
         write(found, folder)
         if parsed.json:
             print(json.dumps(as_json(found), indent=1))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import hydra
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from pools import linear, linear_quadratic, made_pool, made_run
 
 from offrl import configuration, select
 from offrl.errors import UserError
+from offrl.evaluate import evaluate_run
 from offrl.runs import Run
 
 QUICK = "finite,range,action_distances,lstd,neighbours"
@@ -88,7 +90,8 @@ def test_what_was_measured_is_kept_and_what_a_kill_left_half_written_is_measured
     kept = sorted(pool.glob("runs/*/*/diagnostics/*.json"))
     times = {file: file.stat().st_mtime_ns for file in kept}
     kept[0].write_text(kept[0].read_text()[:20])
-    assert answer(pool, "diagnostics=action_distances", "selector=support_only", "out=kept") == before
+    again = answer(pool, "kept", "diagnostics=action_distances", "selector=support_only", "out=kept")  # as by a glob
+    assert again == before
     changed = [file for file in kept if file.stat().st_mtime_ns != times[file]]
     assert changed == [kept[0]]
     written = {file.name for file in (pool / "kept").iterdir()}
@@ -146,6 +149,34 @@ def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool,
     with pytest.raises(UserError, match=message):
         select.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
     assert not (tmp_path / "empty").exists()
+
+
+def test_an_average_of_checkpoints_is_one_more_candidate_and_a_run_like_any(pool, tmp_path, monkeypatch):
+    folder = tmp_path / "averaged"
+    shutil.copytree(pool, folder)
+    plain = sorted(folder.glob("runs/*/*-*"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(select.data, "checks", lambda dataset: pd.DataFrame())
+    found = select.select(plain, "action_distance", ["action_distances"], average=2)
+    assert len(found.candidates) == 8 + 4
+    everything = sorted(folder.glob("runs/*/*-*"))  # beside the runs now lie those that it wrote
+    again = select.select(everything, "action_distance", ["action_distances"], average=2)
+    assert again.candidates["candidate"].tolist() == found.candidates["candidate"].tolist()
+    for run in map(Run.open, plain):
+        averaged = Run.open(run.path.with_name(f"{run.path.name}-average2"))
+        assert averaged.checkpoints() == [40]
+        first, last, mean = run.restore(20), run.restore(40), averaged.restore(40)
+        assert (mean.step == last.step).all()
+        halves = jax.tree.map(lambda a, b: 0.5 * (a + b), first.actor, last.actor)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), mean.actor, halves)
+        observations = np.float32([[0.3, -0.2], [0.1, 0.5]])
+        actions = [r.actor(step, 1)(observations) for r, step in ((averaged, 40), (run, 40), (run, 20))]
+        assert np.isfinite(actions).all()
+        assert not np.allclose(actions[0], actions[1])
+    returns = evaluate_run(averaged.path, episodes=2, seed=0, env="tiny_environments:Tiny-v0", workers=1)["return"]
+    assert np.isfinite(returns).all()
+    with pytest.raises(UserError, match=r"average=3: at least 2, and .* has 2 checkpoints"):
+        select.select(plain, average=3)
 
 
 NEVER = """

@@ -1,5 +1,7 @@
 """Health and critic diagnostics against numpy, on candidates whose critics are written down."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pools
 import pytest
@@ -207,3 +209,37 @@ def test_the_order_of_candidates_and_a_diverged_one_change_nothing(pool):
         for name, scores in whole.items():
             np.testing.assert_array_equal(scores.value[order], permuted[name].value)
             np.testing.assert_array_equal(scores.value[:2], alone[name].value)
+
+
+def test_advantages_are_summed_over_whole_episodes(pool):
+    q, policy, _, rows = parts(pool)
+    sums = np.bincount(rows.episodes, 0.9**rows.timesteps * (q - policy), pool.dataset.episodes)[pool.held_out]
+    found = critic.discounted_advantages(pool)["discounted_advantages"]
+    np.testing.assert_allclose(found.value[0], sums.mean(), rtol=1e-4)
+    assert found.standard_error[0] > 0
+    assert "no critic" in found.reasons[3]
+
+
+def test_the_effective_share_of_rows_under_advantage_weights(pool, monkeypatch):
+    assert "does not weight" in critic.weight_ess(pool)["weight_ess"].reasons[0]
+    monkeypatch.setattr(critic, "no_advantage_weights", critic.no_critic)
+    monkeypatch.setattr(critic, "advantage_weights", lambda candidate, advantage: np.exp(np.minimum(advantage, 1.0)))
+    q, policy, _, _ = parts(pool, "train")
+    weights = np.exp(np.minimum(q - policy, 1.0))
+    found = critic.weight_ess(pool)["weight_ess"]
+    np.testing.assert_allclose(found.value[0], weights.sum() ** 2 / (len(q) * (weights**2).sum()), rtol=1e-4)
+    np.testing.assert_allclose(found.value[1], 1.0)  # a critic that holds all actions for equal
+    assert np.isnan(found.value[3])
+
+
+def test_advantage_weights_are_those_that_the_algorithms_train_with():
+    advantage = np.array([-1.0, 0.0, 0.5, 1e4])
+    for name, options, expected in (
+        ("iql", {"temperature": 3.0}, [np.exp(-3), 1, np.exp(1.5), 100]),
+        ("awac", {"temperature": 0.5, "max_weight": 50.0}, [np.exp(-2), 1, np.e, 50]),
+        ("crr", {"temperature": 1.0, "max_weight": 20.0}, [np.exp(-1), 1, np.exp(0.5), 20]),
+        ("crr", {"weight": "indicator"}, [0, 0, 1, 1]),
+    ):
+        algorithm = offrl.algorithm.load(name)
+        candidate = SimpleNamespace(run=SimpleNamespace(algorithm=algorithm), config=algorithm.Config(**options))
+        np.testing.assert_allclose(critic.advantage_weights(candidate, advantage), expected)

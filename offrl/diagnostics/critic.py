@@ -1,4 +1,4 @@
-"""What the critics that an algorithm has learned say, on held-out rows: C1-C3, C5-C7 of the catalogue, and B4.
+"""What the critics that an algorithm has learned say, on held-out rows: C1-C7 of the catalogue, B4, and B7.
 
 Q is the lowest of an algorithm's critics, in the reward units and with the discount it was trained with, and without
 the entropy that soft actor-critics add. Every score but the values themselves is free of the scale of rewards, so
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from offrl.algorithms import iql
 from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
 from offrl.diagnostics.pool import CHUNK, Candidate, Pool, Rows
 
@@ -215,6 +216,82 @@ def values(pool: Pool) -> dict[str, Scores]:
     }
 
 
+ADVANTAGES = (
+    Diagnostic(
+        "discounted_advantages", "low", "discounted sum over an episode of Q(s, a) - Q(s, pi(s)), raw rewards (C4)"
+    ),
+)
+
+
+def discounted_advantages(pool: Pool) -> dict[str, Scores]:
+    """C4: the mean over held-out episodes of sum_t discount^t (Q(s_t, a_t) - Q(s_t, pi(s_t))).
+
+    Low where the critic holds the policy for better than the data. The sums are over whole episodes, however long:
+    rows that have been thinned out are made up for by the discounted lengths, which are known.
+    """
+    if reason := no_reason(pool):
+        return all_not_applicable(pool, ADVANTAGES, reason)
+    rows = critic_rows(pool, "validation")
+    lengths = pool.dataset.lengths[pool.held_out]
+
+    def moments(candidate: Candidate) -> np.ndarray:
+        assert candidate.discount is not None
+        zero, one = pool.rewards_of(candidate, np.array([0.0, 1.0])).astype(np.float64)
+        data, policy = (own_q(pool, candidate, f"validation/{a}")[0].astype(np.float64) for a in ("data", "policy"))
+        weights = candidate.discount ** rows.timesteps.astype(np.float64)
+        per_episode = np.mean([(candidate.discount ** np.arange(length)).sum() for length in lengths])
+        return np.stack([per_episode * weights * (data - policy) / (one - zero), weights])
+
+    m, reasons = of_candidates(pool, moments)
+    scores = of_means(pool, [(rows, m)], lambda advantage, weight: advantage / weight)
+    return {"discounted_advantages": explained(scores, reasons)}
+
+
+WEIGHTS = (
+    Diagnostic(
+        "weight_ess", "flag", "effective share of training rows under advantage weights: < 0.01 few, 1 is cloning (B7)"
+    ),
+)
+
+
+def advantage_weights(candidate: Candidate, advantage: np.ndarray) -> np.ndarray:
+    """The weights [n] that the algorithm gives to the data's actions in fitting its policy."""
+    config, name = candidate.config, candidate.run.algorithm.name
+    if name == "crr" and config.weight == "indicator":
+        return (advantage > 0).astype(np.float64)
+    if name == "iql":
+        return np.exp(np.minimum(config.temperature * advantage, np.log(iql.MAX_WEIGHT)))
+    return np.exp(np.minimum(advantage / config.temperature, np.log(config.max_weight)))
+
+
+def no_advantage_weights(candidate: Candidate) -> str:
+    name = candidate.run.algorithm.name
+    known = name in ("iql", "awac", "crr")
+    return "" if known else f"{name} does not weight the data's actions by their advantages"
+
+
+def weight_ess(pool: Pool) -> dict[str, Scores]:
+    """B7: (sum w)^2 / (n sum w^2) of w(A(s, a)) on training rows, with A = Q(s, a) - V(s).
+
+    V is the algorithm's own (IQL), or Q(s, pi(s)) at the deployed action, for which AWAC and CRR draw from the policy.
+    Near 0 the policy is fitted to a handful of rows, at 1 it is a clone.
+    """
+    if reason := none_applies(pool, no_advantage_weights):
+        return all_not_applicable(pool, WEIGHTS, reason)
+    rows = critic_rows(pool, "train")
+
+    def moments(candidate: Candidate) -> np.ndarray:
+        value = pool.value(candidate, rows.observations)
+        if value is None:
+            value = own_q(pool, candidate, "train/policy")[0]
+        advantage = own_q(pool, candidate, "train/data")[0].astype(np.float64) - value
+        weights = advantage_weights(candidate, advantage)
+        return np.stack([weights, weights**2])
+
+    m, reasons = of_candidates(pool, moments, no_advantage_weights)
+    return {"weight_ess": explained(of_means(pool, [(rows, m)], lambda w, ww: w**2 / ww), reasons)}
+
+
 def first_rows(pool: Pool) -> Rows:
     """The first step of every held-out episode."""
     dataset, episodes = pool.dataset, np.flatnonzero(pool.held_out)
@@ -309,5 +386,7 @@ def _concordance(rows: Rows, q: np.ndarray, top: np.ndarray, bottom: np.ndarray)
 MEASUREMENTS = (
     Measurement("td", TD, td_error),
     Measurement("critic_values", VALUES, values),
+    Measurement("advantages", ADVANTAGES, discounted_advantages),
+    Measurement("weights", WEIGHTS, weight_ess),
     Measurement("off_policy_classification", OPC, off_policy_classification),
 )

@@ -1,4 +1,4 @@
-"""Write docs/algorithm_scores.md: what was measured here beside what was published, from the two tables of results/.
+"""Write docs/algorithm_scores.md: what was measured here beside what was published, from the tables of results/.
 
 python docs/algorithm_scores.py
 """
@@ -14,13 +14,16 @@ RESULTS = HERE.parent / "results"
 PUBLISHED = pd.read_csv(RESULTS / "published" / "scores.csv")
 HEADER = """# Measured and published scores
 
-Written by `python docs/algorithm_scores.py` from [`zoo.csv`](../results/measured/zoo.csv) and
-[`scores.csv`](../results/published/scores.csv). Normalised scores of the last checkpoint.
+Written by `python docs/algorithm_scores.py` from [`zoo.csv`](../results/measured/zoo.csv), the table
+[`small`](../results/tables/small/table.md) and [`scores.csv`](../results/published/scores.csv). Normalised scores of
+the last checkpoint.
 
-*measured*: mean over seeds, each seed's mean of its episodes in brackets.
+*50,000 updates*: networks as published; mean over two seeds, each seed's mean of 20 episodes in brackets.
+*small*: 20,000 updates of 2x128 networks, one seed, 20 episodes (`python -m offrl.reproduce small`; its page says what
+else is scaled down): what a small machine can do for all algorithms. One seed ranks nothing that lies close together.
 *published*: the lowest and the highest mean that our sources give for the last checkpoint on D4RL's dataset of the same
 name. The built-in datasets are like D4RL's, not the same data, and the published runs made 1,000,000 updates or more:
-the two columns do not compare, they stand here for the pattern. An empty cell is a score that nobody has measured or
+they do not compare with ours, they stand here for the pattern. An empty cell is a score that nobody has measured or
 that none of our sources has. A changed dataset has another fingerprint, and a table of its own.
 """
 
@@ -37,25 +40,31 @@ def published_range(published: pd.DataFrame, algorithm: str, dataset: str) -> st
     return f"{low:.1f}" if round(low, 1) == round(high, 1) else f"{low:.1f} to {high:.1f}"
 
 
-def measured_rows(measured: pd.DataFrame, algorithm: str, dataset: str) -> list[str]:
-    """One line for each number of updates, or one with an empty cell."""
-    compared = published_range(PUBLISHED, algorithm, dataset)
-    lines = []
-    for step, rows in measured[measured["algorithm"] == algorithm].groupby("step"):
-        seeds = rows.groupby(["member", "seed"])["normalized_score"].mean()
-        score = f"**{seeds.mean():.1f}** ({', '.join(f'{seed:.1f}' for seed in seeds)})"
-        lines.append(f"| `{algorithm}` | {step:,} | {score} | {compared} |")
-    return lines or [f"| `{algorithm}` |  |  | {compared} |"]
+def measured_cell(measured: pd.DataFrame, algorithm: str) -> str:
+    seeds = measured[measured["algorithm"] == algorithm].groupby(["member", "seed"])["normalized_score"].mean()
+    return f"**{seeds.mean():.1f}** ({', '.join(f'{seed:.1f}' for seed in seeds)})" if len(seeds) else ""
+
+
+def small_cell(small: pd.DataFrame, algorithm: str) -> str:
+    scores = small[small["algorithm"] == algorithm]["score"].dropna()
+    return f"{scores.mean():.1f}" if len(scores) else ""
 
 
 def page() -> str:
     measured = pd.read_csv(RESULTS / "measured" / "zoo.csv")
+    small = pd.read_csv(RESULTS / "tables" / "small" / "scores.csv")
+    small = small[small["kind"] == "last"]
+    of_data = ["dataset", "fingerprint"]
     lines = [HEADER]
-    for (dataset, fingerprint), rows in measured.groupby(["dataset", "fingerprint"], sort=False):
-        lines += [f"\n## `{dataset}` (fingerprint {fingerprint})\n", "| algorithm | updates | measured | published |"]
-        lines.append("|---|---|---|---|")
+    datasets = pd.concat([measured[of_data], small[of_data]]).drop_duplicates()
+    for dataset, fingerprint in datasets.itertuples(index=False):
+        lines.append(f"\n## `{dataset}` (fingerprint {fingerprint})\n")
+        lines += ["| algorithm | 50,000 updates | small | published |", "|---|---|---|---|"]
+        parts = [rows[rows["fingerprint"] == fingerprint] for rows in (measured, small)]
         for algorithm in offrl.algorithm.names():
-            lines += measured_rows(rows, algorithm, str(dataset))
+            cells = (measured_cell(parts[0], algorithm), small_cell(parts[1], algorithm),
+                     published_range(PUBLISHED, algorithm, str(dataset)))  # fmt: skip
+            lines.append(f"| `{algorithm}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

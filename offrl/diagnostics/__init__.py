@@ -24,7 +24,7 @@ from offrl.diagnostics.pool import RESAMPLES, Pool, Rows
 from offrl.errors import UserError, nearest
 
 FAMILIES = ("health", "critic", "support", "curves", "evaluation", "bellman", "model")
-VERSION = 1
+VERSION = 2
 """Of the numbers: raise it when a diagnostic changes, and what is kept with the runs is computed anew."""
 
 

@@ -37,6 +37,7 @@ def diagnostics_of(folder: Path, runs) -> None:
                 rows.append({**common, "diagnostic": "dataset_q", "value": [1.0, 3.0, 2.0][i], "reason": ""})
                 rows.append({**common, "diagnostic": "action_distance", "value": [3.0, 1.0, 2.0][i], "reason": ""})
                 rows.append({**common, "diagnostic": "fqe", "value": np.nan, "reason": f"no critic {EVIL}"})
+    rows.append({"diagnostic": "coverage", "value": 0.5})  # of the data: of no run, member or step
     pd.DataFrame(rows).to_csv(folder / "diagnostics.csv", index=False)
 
 

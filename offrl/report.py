@@ -168,7 +168,7 @@ def read_selection(material: Material, folder: Path) -> Selected:
         "value",
         "standard_error",
         "seconds",
-    )  # empty in the row of the data's coverage
+    )  # empty where the row is of the data
     measured = pd.read_csv(file, keep_default_na=False, na_values=dict.fromkeys(numbers, "")) if (
         file.is_file()) else pd.DataFrame(columns=["candidate", "diagnostic", "value"])  # fmt: skip
     return Selected(folder, answer, candidates, measured)
@@ -625,9 +625,9 @@ def workflow_section(material: Material, save: Save) -> Html:
         Column("why"),
     ]  # fmt: skip
     text = (
-        "What the curves say of each member. Conservative critics (CQL, COMBO, ReBRAC with a critic penalty) are judged by "
-        "their average Q over the data, which the pictures show (Kumar et al. 2021); other critics, and clones, by their "
-        "error on held-out rows. Where neither rule holds nothing is claimed."
+        "What the curves say of each member. Conservative critics (CQL, COMBO, ReBRAC with a critic penalty) are judged "
+        "by their average Q over the data, which the pictures show (Kumar et al. 2021); other critics, and clones, by "
+        "their error on held-out rows. Where neither rule holds nothing is claimed."
     )
     return joined([tag("p", text), table(columns, rows), grid(figures) if figures else ""])
 

@@ -625,8 +625,8 @@ def workflow_section(material: Material, save: Save) -> Html:
         Column("why"),
     ]  # fmt: skip
     text = (
-        "What the curves say of each member. Conservative critics (CQL, COMBO, ReBRAC with a critic penalty) are judged "
-        "by their average Q over the data, which the pictures show (Kumar et al. 2021); other critics, and clones, by "
+        "What the curves say of each member. Conservative critics (CQL, COMBO, ReBRAC with a critic penalty) go by "
+        "their average Q over the data, which the pictures show (Kumar et al. 2021); other critics, and clones, by "
         "their error on held-out rows. Where neither rule holds nothing is claimed."
     )
     return joined([tag("p", text), table(columns, rows), grid(figures) if figures else ""])

@@ -311,23 +311,6 @@ def begin_ensemble(ensemble: Ensemble, data: ModelData) -> Ensemble:
     return ensemble.replace(statistics=statistics)
 
 
-def where_due(
-    due: jax.Array, function: Callable[[Ensemble], Ensemble], ensemble: Ensemble, changed: tuple[str, ...]
-) -> Ensemble:
-    """`function(ensemble)` where it is due, and `ensemble` elsewhere; `changed`: the fields that `function` changes.
-
-    A loop of one turn or none. `lax.cond` would do, but under `vmap` it computes both branches every time, and a loop
-    of no turns computes nothing. Only what is changed is carried, and copied.
-    """
-
-    def turn(_: Any, fields: dict[str, Any]) -> dict[str, Any]:
-        after = function(ensemble.replace(**fields))
-        return {name: getattr(after, name) for name in changed}
-
-    fields = {name: getattr(ensemble, name) for name in changed}
-    return ensemble.replace(**jax.lax.fori_loop(0, jnp.where(due, 1, 0), turn, fields))
-
-
 def train_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ensemble:
     """One Adam step of every member on its own rows: leaves of `batch` are [members, rows, ...]."""
     inputs = dynamics_inputs(ensemble.statistics, batch.observations, batch.actions)
@@ -397,9 +380,11 @@ def update_ensemble(
     def evaluate(ensemble: Ensemble) -> Ensemble:
         return holdout_step(ensemble, rows_of(data.transitions, jnp.asarray(data.holdout_rows)), config)
 
-    ensemble = where_due(going_on, train, ensemble, ("training", "opt", "metrics"))
-    snapshots = ("params", "holdout_error", "holdout_termination_error", "elites", "stale")
-    ensemble = where_due(going_on & (step % config.holdout_every == 0), evaluate, ensemble, snapshots)
+    # on a CPU a loop of one turn or none makes the whole update eight times as slow; the price of `cond` is that under
+    # `vmap`, on accelerators, both are computed in every update
+    ensemble = jax.lax.cond(going_on, train, lambda ensemble: ensemble, ensemble)
+    due = going_on & (step % config.holdout_every == 0)
+    ensemble = jax.lax.cond(due, evaluate, lambda ensemble: ensemble, ensemble)
     elite = ensemble.elites
     return ensemble, {
         **ensemble.metrics,

@@ -133,7 +133,7 @@ def roll_out(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedC
         return dynamics.add(buffer, flat, valid.reshape(-1))
 
     due = state.policy_step % config.rollout_every == 0
-    # a loop of no turns where they are not; see offrl.dynamics.where_due
+    # a loop of no turns where they are not: under `vmap`, `cond` would roll out in every update
     return state.replace(buffer=jax.lax.fori_loop(0, jnp.where(due, count, 0), chunk, state.buffer))
 
 

@@ -600,7 +600,7 @@ WRITTEN = ("selection.json", "configurations.json")
 """Marks of a folder that this command wrote, which runs/* names beside the runs."""
 OPTIONS = {
     "selector": f"who ranks: {', '.join(selectors.SELECTORS)}, any diagnostic, or FILE.py:FUNCTION",
-    "diagnostics": "names with commas; default: all that need the data alone, but for `model` (rollouts: slow)",
+    "diagnostics": "names with commas; default: all that need the data alone",
     "checkpoints": "at most so many per member, evenly spread, the last among them; default: all",
     "average": "K: the mean of the weights of the last K checkpoints is one more candidate of every member",
     "rows": "transitions of each split that are looked at; default 20000",

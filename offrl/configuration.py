@@ -7,6 +7,7 @@ import fnmatch
 import importlib.resources
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -243,6 +244,12 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
                 given = f" with {' '.join(groups)}" if several else ""
                 raise UserError(f"{argument}: there is no {key}{given}; {nearest(key, known_keys)}")
     return prepared
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra takes it on a command line: in quotes where it holds more than the plainest characters and
+    `${...}`."""
+    return text if re.fullmatch(r"([\w./:-]|\$\{[\w.]+\})+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def _known_keys(groups: list[str], config_name: str) -> set[str]:

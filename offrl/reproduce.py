@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
-import re
 import subprocess
 import sys
 import time
@@ -77,16 +76,10 @@ class Plan(NamedTuple):
             f"dataset={dataset}",
             f"seeds={self.seeds}",
             f"protocol={self.protocol}",
-            f"run_dir={quoted(folder)}",
+            f"run_dir={configuration.quoted(str(folder))}",
             *self.settings.get("all", []),
             *own,
         ]
-
-
-def quoted(path: Path) -> str:
-    """A path as Hydra takes it on a command line: in quotes where it holds more than the plainest characters."""
-    text = str(path)
-    return text if re.fullmatch(r"[\w./${}-]+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def tables() -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ it. This module and everything under offrl/diagnostics open no environment and n
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 import time
@@ -101,8 +100,7 @@ def select(
     ranked = described.assign(score=choice.ranking.reindex(described.index), veto=veto)
     ranked = ranked.sort_values(["score", "run", "member", "step"], ascending=[False, True, True, True])
     distances = support.policy_distances(pool)
-    places = {name: i for i, name in enumerate(scores.index)}
-    order = [places[name] for name in ranked.index[ranked["score"].notna()]]
+    order = scores.index.get_indexer(ranked.index[ranked["score"].notna()])
     return Selection(
         pool,
         table,
@@ -114,7 +112,7 @@ def select(
         agreement(scores, veto),
         dissent(scores, described, known, choice, selector),
         len(set(support.duplicates(distances))),
-        [str(scores.index[i]) for i in support.diverse(distances, order, TO_TRY)],
+        [str(scores.index[i]) for i in support.diverse(distances, order.tolist(), TO_TRY)],
         curves.workflow(pool),
         data.checks(pool.dataset),
         time.monotonic() - started,
@@ -352,10 +350,7 @@ def training_command(run: Run, member: int) -> str:
     arguments["tuned"] = False  # every value is here
 
     def text(value: Any) -> str:
-        """As Hydra reads it: in quotes where it holds more than the plainest characters."""
-        if isinstance(value, str):
-            return value if re.fullmatch(r"[\w./:-]+", value) else "'" + value.replace("'", "\\'") + "'"
-        return json.dumps(value, separators=(",", ":"))
+        return configuration.quoted(value) if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
     return shlex.join(["python", "-m", "offrl.train", *(f"{name}={text(value)}" for name, value in arguments.items())])
 
@@ -632,9 +627,7 @@ def main() -> None:
         names = options["diagnostics"].split(",") if options.get("diagnostics") else None
         numbers = {name: commands.whole_number(name, options[name])
                    for name in ("checkpoints", "rows", "average") if name in options}  # fmt: skip
-        console = Console(stderr=parsed.json)
-        if not console.is_terminal:
-            console.width = 150
+        console = commands.page(stderr=parsed.json)
         folder = Path(options.get("out") or parsed.paths[0].parent / "selection")
         selector = options.get("selector", selectors.DEFAULT)
         if len(split_seeds(runs)) > 1:

@@ -219,9 +219,9 @@ def test_the_settings_of_a_table_reach_its_algorithms_and_are_known_to_them():
 
 
 def test_paths_are_quoted_where_hydra_needs_it():
-    assert reproduce.quoted(Path("runs/a-b_2.x/${algo.name}")) == "runs/a-b_2.x/${algo.name}"
-    assert reproduce.quoted(Path("my runs/a,b=c")) == "'my runs/a,b=c'"
-    assert reproduce.quoted(Path("it's")) == "'it\\'s'"
+    assert configuration.quoted("runs/a-b_2.x/${algo.name}") == "runs/a-b_2.x/${algo.name}"
+    assert configuration.quoted("my runs/a,b=c") == "'my runs/a,b=c'"
+    assert configuration.quoted("it's") == "'it\\'s'"
 
 
 @pytest.fixture

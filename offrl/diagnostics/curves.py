@@ -266,6 +266,15 @@ def find_peak(curve: np.ndarray, replicates: np.ndarray) -> Peak:
 
 # The verdict
 
+LATE = (
+    "td_explained",
+    "conservative_gap",
+    "td_error_ratio",
+    "fit_error",
+    "fit_error_validation",
+    "action_distance_ratio",
+)
+"""Columns that are means over the last fifth of the checkpoints."""
 COLUMNS = (
     "run",
     "algorithm",
@@ -281,22 +290,8 @@ COLUMNS = (
     "threshold",
     "decline_validation",
     "threshold_validation",
-    "td_explained",
-    "conservative_gap",
-    "td_error_ratio",
-    "fit_error",
-    "fit_error_validation",
-    "action_distance_ratio",
+    *LATE,
 )
-LATE = (
-    "td_explained",
-    "conservative_gap",
-    "td_error_ratio",
-    "fit_error",
-    "fit_error_validation",
-    "action_distance_ratio",
-)
-"""Columns that are means over the last fifth of the checkpoints."""
 
 
 def workflow(pool: Pool) -> pd.DataFrame:

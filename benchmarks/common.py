@@ -19,26 +19,32 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from offrl.data.dataset import Transitions
+from offrl.data.dataset import Dataset
 
-ROWS, OBSERVATION_DIM, ACTION_DIM = 100_000, 11, 3  # hopper's sizes; what is in the rows does not change the time
+OBSERVATION_DIM, ACTION_DIM = 11, 3  # hopper's sizes; what is in the rows does not change the time
 
 
-def random_transitions(rows: int = ROWS) -> Transitions:
-    """Standard normal observations and rewards, actions in (-1, 1), one termination in a hundred steps."""
+def random_dataset(episodes: int = 100, length: int = 1_000) -> Dataset:
+    """Standard normal observations and rewards, actions in (-1, 1); of ten episodes one terminates."""
     rng = np.random.default_rng(0)
+    steps = episodes * length
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(np.float32)
 
-    return Transitions(
-        observations=normal(rows, OBSERVATION_DIM),
-        actions=np.tanh(normal(rows, ACTION_DIM)),
-        rewards=normal(rows),
-        next_observations=normal(rows, OBSERVATION_DIM),
-        terminations=(rng.random(rows) < 0.01).astype(np.float32),
-        next_actions=np.tanh(normal(rows, ACTION_DIM)),
-        next_action_known=np.ones(rows, np.float32),
+    ends = np.arange(1, steps + 1) % length == 0
+    terminations = ends & (np.arange(steps) // length % 10 == 0)
+    return Dataset(
+        name="random numbers",
+        observations=normal(steps + episodes, OBSERVATION_DIM),
+        actions=np.tanh(normal(steps, ACTION_DIM)),
+        rewards=normal(steps),
+        terminations=terminations,
+        truncations=ends & ~terminations,
+        lengths=np.full(episodes, length),
+        final_observation_known=np.ones(episodes, bool),
+        action_low=np.full(ACTION_DIM, -1, np.float32),
+        action_high=np.ones(ACTION_DIM, np.float32),
     )
 
 

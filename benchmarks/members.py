@@ -38,7 +38,8 @@ def trainer(name: str, members: int, mapping: str | None, updates: int) -> Calla
     algorithm = offrl.algorithm.load(name)
     spec = Spec(common.OBSERVATION_DIM, common.ACTION_DIM, updates=1_000_000)
     configs = [algorithm.Config()] * members
-    population = Population(algorithm, configs, list(range(members)), spec, common.random_transitions(), mapping)
+    data = algorithm.prepare(common.random_dataset(), configs[0])
+    population = Population(algorithm, configs, list(range(members)), spec, data, mapping)
     step = 0
 
     def train() -> None:

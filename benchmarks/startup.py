@@ -27,18 +27,17 @@ EPISODE, EPISODES = 100, 20
 
 
 def write_dataset(path: Path) -> None:
-    """Episodes of random numbers, each ended by its time limit."""
-    steps = EPISODE * EPISODES
-    data = common.random_transitions(steps + 1)
-    ends = np.arange(1, steps + 1) % EPISODE == 0
+    """Episodes of random numbers."""
+    data = common.random_dataset(EPISODES, EPISODE)
+    observations = np.arange(data.steps) + data.episode_of_step  # a row more after every episode
     np.savez(
         path,
-        observations=data.observations[:-1],
-        next_observations=np.where(ends[:, None], data.next_observations[:-1], data.observations[1:]),
-        actions=data.actions[:-1],
-        rewards=data.rewards[:-1],
-        terminations=np.zeros(steps, bool),
-        truncations=ends,
+        observations=data.observations[observations],
+        next_observations=data.observations[observations + 1],
+        actions=data.actions,
+        rewards=data.rewards,
+        terminations=data.terminations,
+        truncations=data.truncations,
     )
 
 

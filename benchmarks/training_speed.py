@@ -1,12 +1,16 @@
-"""Updates per second of each algorithm on one core, beside what the matrix products alone would allow.
+"""Updates per second of each algorithm's phases on one core, beside what the matrix products alone would allow.
 
 The bound is the measured rate of a float32 matrix product at the size of the networks' largest layer, over the floating
 point operations in the matrix products of one update, which are counted in its jaxpr. All is measured in one process,
 in short rounds one after the other, and in seconds of processor time, so that other work on the machine disturbs it
 little; what remains is that it shares caches and memory.
 
+Loops whose number of turns the data or the step decide are in the time and not in the bound: rollouts in a model, and
+RAMBO's adversary. What is due every so many updates is spread over a round, so that each round has its share of it.
+
     python benchmarks/training_speed.py                                 about a minute
     python benchmarks/training_speed.py --algorithms td3_bc --rounds 30
+    python benchmarks/training_speed.py --algorithms all --rounds 5 --updates 20
     python benchmarks/training_speed.py --torch                         torch beside it, where it is installed
     python benchmarks/training_speed.py --torch-python /path/to/bin/python     ... in an environment of its own
     python benchmarks/training_speed.py --json > speed.json
@@ -15,6 +19,7 @@ little; what remains is that it shares caches and memory.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import subprocess
 import sys
@@ -37,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import offrl.algorithm
-from offrl.algorithm import Algorithm, Spec
+from offrl.algorithm import Phase, Spec
 from offrl.errors import run_command
 from offrl.training import Population
 
@@ -53,8 +58,8 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             yield jaxpr
 
 
-def count_products(jaxpr: Any, branch_weights: tuple[float, float]) -> float:
-    """Floating point operations in the matrix products of a jaxpr; conditions count their branches with the weights."""
+def count_products(jaxpr: Any, shares: Iterator[float]) -> float:
+    """Floating point operations in a jaxpr's matrix products; `shares`: how often its conditions hold, in order."""
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -63,31 +68,42 @@ def count_products(jaxpr: Any, branch_weights: tuple[float, float]) -> float:
             total += 2 * inner * np.prod(equation.outvars[0].aval.shape)
         elif equation.primitive.name == "cond":
             branches = equation.params["branches"]
-            counts = [count_products(branch.jaxpr, branch_weights) for branch in branches]
-            total += sum(weight * count for weight, count in zip(branch_weights, counts, strict=True))
+            share = next(shares, 1.0)
+            otherwise, holds = (count_products(branch.jaxpr, shares) for branch in branches)
+            total += (1 - share) * otherwise + share * holds
         else:
-            inner_total = sum(count_products(inner, branch_weights) for inner in inner_jaxprs(equation.params))
+            inner_total = sum(count_products(inner, shares) for inner in inner_jaxprs(equation.params))
             if equation.primitive.name == "scan":
                 inner_total *= equation.params["length"]
-            elif equation.primitive.name == "while" and inner_total:
-                raise ValueError("a matrix product in a while loop: its number of turns is not known")
+            elif equation.primitive.name == "while":
+                inner_total = 0.0  # how many turns is not in the jaxpr
             total += inner_total
     return total
 
 
-def products_per_update(algorithm: Algorithm, config: Any, spec: Spec, dataset: Any) -> float:
+def products_per_update(update: Any, state: Any, dataset: Any, config: Any) -> float:
     """Floating point operations in the matrix products of one update, on average over updates."""
-    key = jax.random.key(0)
-    state = jax.eval_shape(lambda key: algorithm.init(key, config, spec), key)
-    jaxpr = jax.make_jaxpr(algorithm.phases(config)[0].update)(key, state, dataset, config)
-    every = getattr(config, "policy_frequency", 1)
-    return count_products(jaxpr.jaxpr, (1 - 1 / every, 1 / every))
+    jaxpr = jax.make_jaxpr(update)(jax.random.key(0), state, dataset, config)
+    if hasattr(config, "policy_frequency"):
+        shares = [1 / config.policy_frequency]
+    else:  # the dynamics: still training, held-out episodes due
+        shares = [1, 1 / getattr(config, "holdout_every", 1)]
+    return count_products(jaxpr.jaxpr, iter(shares))
 
 
-def timed_updates(algorithm: Algorithm, config: Any, spec: Spec, dataset: Any, count: int) -> Callable[[], float]:
-    """A function that makes `count` updates and returns the updates per second of processor time."""
-    population = Population(algorithm, [config], [0], spec, dataset)
-    phase, step = population.phases[0], 0
+def spread(config: Any, updates: int) -> Any:
+    """The configuration with what is due every so many updates made smaller, and due once in `updates`."""
+    changed = {}
+    for every, amount in (("rollout_every", "rollout_batch_size"), ("adversary_every", "adversary_updates")):
+        if hasattr(config, every):
+            share = updates / getattr(config, every)
+            changed |= {every: updates, amount: max(1, round(getattr(config, amount) * share))}
+    return dataclasses.replace(config, **changed)
+
+
+def timed_updates(population: Population, phase: Phase, count: int) -> Callable[[], float]:
+    """A function that makes `count` updates and returns how many of them fit in a second of processor time."""
+    step = 0
 
     def run() -> float:
         nonlocal step
@@ -146,7 +162,7 @@ def timed_torch(python: str, count: int) -> dict[str, Callable[[], float]] | str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", default="bc,td3_bc,iql", help="names or files; default %(default)s")
+    parser.add_argument("--algorithms", default="bc,td3_bc,iql", help="names or files, or all; default %(default)s")
     parser.add_argument("--rounds", type=int, default=15, help="rounds to take medians of; default %(default)s")
     parser.add_argument("--updates", type=int, default=100, help="updates per algorithm and round; default %(default)s")
     parser.add_argument("--torch", action="store_true", help="time updates written in torch beside them")
@@ -154,16 +170,25 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()
 
-    dataset = common.random_transitions()
+    dataset = common.random_dataset()
     spec = Spec(common.OBSERVATION_DIM, common.ACTION_DIM, updates=1_000_000)
     timed: dict[str, Callable[[], float]] = {}
     operations: dict[str, float] = {}
     sizes = set()
-    for name in arguments.algorithms.split(","):
+    every = offrl.algorithm.names() if arguments.algorithms == "all" else arguments.algorithms.split(",")
+    for name in every:
         algorithm = offrl.algorithm.load(name)
-        config = algorithm.Config()
-        timed[name] = timed_updates(algorithm, config, spec, dataset, arguments.updates)
-        operations[name] = products_per_update(algorithm, config, spec, dataset)
+        config = spread(algorithm.Config(), arguments.updates)
+        data = algorithm.prepare(dataset, config)
+        state = jax.eval_shape(partial(algorithm.init, config=config, spec=spec), jax.random.key(0))
+        phases = algorithm.phases(config)
+        for number, phase in enumerate(phases):
+            label = name if len(phases) == 1 else f"{name} {phase.name}"
+            population = Population(algorithm, [config], [0], spec, data)
+            for begun in phases[: number + 1]:
+                population.begin(begun, 0)
+            timed[label] = timed_updates(population, phase, arguments.updates)
+            operations[label] = products_per_update(phase.update, state, data, config)
         sizes.add((config.batch_size, max(config.hidden_dims)))
     rows, width = max(sizes)
     timed["product"] = timed_product(rows, width)
@@ -199,7 +224,7 @@ def main() -> None:
         columns += ["torch updates/s", "times torch"]
     notes.append(
         f"Bound: {rows}x{width}x{width} float32 products at {result['product_gflops']:.1f} GFLOP/s. One core, "
-        f"processor time; medians of {arguments.rounds} rounds of {arguments.updates} updates, batch {rows}."
+        f"processor time; medians of {arguments.rounds} rounds of {arguments.updates} updates."
     )
     common.report("Training speed", columns, lines, notes, result, arguments.json)
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from offrl import commands, selectors, statistics
+from offrl.diagnostics import cost, seconds_spent
 from offrl.errors import UserError, nearest, run_command
 
 CANDIDATE_COLUMNS = ["run", "algorithm", "setting", "member", "seed", "step"]
@@ -55,7 +56,8 @@ class ScoredPool:
     candidates: pd.DataFrame
     """CANDIDATE_COLUMNS, and optionally `default`: whether it has the published settings (else: an empty setting)."""
     scores: pd.DataFrame
-    """Diagnostics as measured; nan where they do not apply. attrs: coverage, standard_error."""
+    """Diagnostics as measured; nan where they do not apply. attrs: coverage, standard_error, seconds (of each
+    measurement, for the whole pool)."""
     returns: pd.Series
     """Mean undiscounted return."""
     errors: pd.Series
@@ -430,6 +432,8 @@ def benchmark(
             metrics |= budget_metrics(pool, scores, abstains)
             if name not in REFERENCES:
                 metrics |= correlation_metrics(pool, scores)
+                if "seconds" in pool.scores.attrs:
+                    metrics["seconds"] = cost(order.attrs.get("uses", ()), pool.scores.attrs["seconds"])
             rows += [(pool.name, name, metric, value) for metric, value in metrics.items()]
             if others is not None:
                 own = others.returns if name == "oracle" else scores
@@ -518,7 +522,7 @@ def _kind(name: str) -> str:
 
 
 def _higher_is_better(metric: str) -> bool:
-    return not metric.startswith(("regret", "harm", "normalized score lost", "abstains"))
+    return not metric.startswith(("regret", "harm", "normalized score lost", "abstains", "seconds"))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -566,8 +570,8 @@ def read_pools(
     A row with the diagnostic `coverage` gives the data's coverage, whatever its candidate.
 
     Args:
-        diagnostics: columns candidate, CANDIDATE_COLUMNS, dataset, diagnostic, value; fingerprint and standard_error
-            where there are.
+        diagnostics: columns candidate, CANDIDATE_COLUMNS, dataset, diagnostic, value; fingerprint, standard_error and
+            seconds where there are.
         oracle: columns candidate and return, with standard_error where known; or with several rows for each candidate,
             one per episode (column episode). None: what `offrl.evaluate` has written in the runs, `gather_returns`.
 
@@ -596,6 +600,8 @@ def read_pools(
             scores.attrs["standard_error"] = part.pivot(
                 index="candidate", columns="diagnostic", values="standard_error"
             )
+        if "seconds" in part:
+            scores.attrs["seconds"] = seconds_spent(part)
         if len(coverage):
             scores.attrs["coverage"] = float(coverage.iloc[0])
         candidates = part.drop_duplicates("candidate").set_index("candidate")
@@ -807,6 +813,7 @@ SHOWN = {
     "eop@5": "EOP@5",
     "evaluations worth": "B*",
     "abstains": "abst.",
+    "seconds": "s",
 }
 """Columns of the terminal's table, beside regret@1."""
 DISPENSABLE = ("eop@5", "spearman pooled", "regret@3", "spearman across algorithms", "spearman within algorithm")
@@ -840,6 +847,8 @@ def summary_table(result: Result, metrics: Mapping[str, str]) -> Table:
                 cells.append("")
             elif metric == "evaluations worth":
                 cells.append(f"{cell.median:.0f}")
+            elif metric == "seconds":
+                cells.append(f"{cell.mean:.0f}")
             elif metric == "abstains":
                 cells.append(f"{cell.mean * cell.pools:.0f}" if cell.mean else "")
             else:
@@ -869,7 +878,7 @@ def show(result: Result, console: Console) -> None:
     say(
         "regret: 0 the pool's best policy, 1 its worst; mean over pools, 95 % interval, worst pool. ρ: Spearman, mean "
         "over groups. safe: not below BC. harm: below the mean last checkpoint. B*: online trials of random policies "
-        "that do as well (median). Cyan: references; dim: these know the returns."
+        "that do as well (median). s: seconds of measuring a pool for it. Cyan: references; dim: they know the returns."
     )
     if len(result.comparisons):
         baseline = result.comparisons["baseline"].iloc[0]
@@ -981,6 +990,7 @@ def parser() -> argparse.ArgumentParser:
   safe@1     how often it is not below behaviour cloning    harm   how often below the last checkpoint
   EOP@B      best of the first B policies of its order, were they tried online (random pick: in any order)
   B*         how many online trials of random policies would do as well as its one choice
+  s          seconds that the diagnostics it ranks by took for a pool, where the table has them
 
 examples:
   python -m offrl.benchmark_selection runs/builtin-hopper-medium/selection runs/builtin-pendulum-medium/selection

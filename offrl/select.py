@@ -494,7 +494,10 @@ def _decision(selection: Selection) -> str:
         for _, row in against.head(6).iterrows():
             lines.append(f"    {row['selector']} would choose {row['would_choose']}; the choice is its "
                          f"{row['place_of_choice']:.0f}. of {row['of']}")  # fmt: skip
-    lines.append(f"  {selection.seconds:.0f} s")
+    costs = diagnostics.seconds_spent(selection.table)
+    dearest = ", ".join(f"{name} {costs[name]:.0f}" for name in sorted(costs, key=costs.__getitem__)[-3:][::-1])
+    total = sum(costs.values())
+    lines.append(f"  {selection.seconds:.0f} s; measuring, now or in earlier calls, took {total:.0f} s: {dearest}, ...")
     return "\n".join(lines)
 
 
@@ -524,6 +527,7 @@ def as_json(selection: Selection) -> dict[str, Any]:
         "data_checks": records(selection.checks),
         "candidates": records(selection.candidates),
         "seconds": round(selection.seconds, 1),
+        "measuring_seconds": diagnostics.seconds_spent(selection.table),
     }
 
 

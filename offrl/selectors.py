@@ -10,7 +10,8 @@ A selector is a function
     candidates  [candidates x (run, algorithm, setting, member, seed, step)].
 
 What it returns may carry attrs: "abstains" (why behaviour cloning is recommended instead; the order is given all the
-same) and "notes" (a list of what it had to do without). A selector sees nothing else: no environment, no return.
+same), "notes" (a list of what it had to do without) and "uses" (the diagnostics that it ranked by: what it cost). A
+selector sees nothing else: no environment, no return.
 
 Ranks, not values, are combined: scales differ by orders of magnitude, and estimates diverge. A rank is the share of
 the eligible candidates that a candidate beats, ties counted half, in (0, 1). Vetoed candidates are taken out before
@@ -133,7 +134,7 @@ def rank_mean(
     reasons = vetoes(scores)
     eligible = (reasons == "") if veto else pd.Series(True, index=scores.index)
     total, weights = pd.Series(0.0, index=scores.index), 0.0
-    notes = []
+    notes, uses = [], []
     for name, members, weight in (("value", VALUE, value), ("support", SUPPORT, support), ("fit", FIT, fit)):
         if weight <= 0:
             continue
@@ -142,10 +143,11 @@ def rank_mean(
             notes.append(f"no {name} diagnostic")
             continue
         notes.append(f"{name}: {', '.join(used)}")
+        uses += used
         total, weights = total + weight * mean, weights + weight
     result = (total / weights).where(eligible) if weights else pd.Series(np.nan, index=scores.index)
     result.name = "score"
-    result.attrs["notes"] = notes
+    result.attrs |= {"notes": notes, "uses": uses}
     if result.isna().all():
         result.attrs["abstains"] = "every candidate is vetoed" if not eligible.any() else "no diagnostic to rank by"
     elif fallback and (reason := prefers_cloning(result, scores, candidates)):
@@ -261,7 +263,9 @@ def single(name: str, direction: str) -> Selector:
     def selector(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
         if name not in scores:
             return pd.Series(np.nan, index=scores.index, name="score")
-        return (sign * bare(scores)[name]).rename("score")
+        result = (sign * bare(scores)[name]).rename("score")
+        result.attrs["uses"] = [name]
+        return result
 
     return selector
 

@@ -294,6 +294,9 @@ def test_pools_are_read_one_for_each_dataset(tmp_path):
     assert hopper.last.tolist() == [False, False, False, True]
     result = bench.benchmark([hopper, walker], resamples=50, within=5)
     assert "strange" not in set(result.points["selector"])
+    cost = result.summary[result.summary["metric"] == "seconds"].set_index("selector")["mean"]
+    # of the four candidates, a second for each diagnostic that is ranked by
+    assert cost[["fqe_lcb", "ood_fraction", "rank_mean"]].tolist() == [4, 4, 8]
     low = bench.benchmark([hopper, walker], ["strange"], directions={"strange": "low"}, resamples=50, within=5)
     assert low.points.set_index(["selector", "metric"]).loc[("strange", "regret@1"), "value"].tolist() == [0, 0]
     diagnostics = pd.read_csv(tmp_path / "diagnostics.csv")

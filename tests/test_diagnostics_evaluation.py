@@ -10,7 +10,7 @@ import pytest
 from pools import CONTROL, DYNAMICS, linear, linear_quadratic, made_pool, made_run
 from scipy import stats
 
-from offrl.diagnostics import evaluation, measure
+from offrl.diagnostics import cost, evaluation, measure
 from offrl.diagnostics.evaluation import (
     Transitions,
     combine_heads,
@@ -397,3 +397,10 @@ def test_behaviour_values_are_those_of_the_data(pool):
     assert abs(residual.mean()) < 0.1 * np.std(rows.rewards)
     assert abs(float((q - v).mean())) < 0.1 * np.std(rows.rewards)
     assert jax.tree.leaves(fit.q)[0].shape[0] == evaluation.HEADS
+
+
+def test_what_a_selector_costs_counts_each_measurement_once():
+    spent = {"fqe_heads": 9.0, "fqe": 1.0, "lstd": 2.0}
+    assert cost(["fqe", "fqe_lcb", "lstd"], spent) == 12
+    assert cost(["fqe"], {"fqe": 1.0}) == 1  # the heads were measured within it
+    assert np.isnan(cost(["ood_fraction", "lstd"], spent))

@@ -12,7 +12,7 @@ import importlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -52,6 +52,8 @@ class Measurement(NamedTuple):
     """Left out of the default choice because it takes many minutes on a pool of usual size."""
     batch: int = 32
     """Candidates measured at once: what an interrupted command loses."""
+    reads: tuple[str, ...] = ()
+    """Other measurements whose values it starts from."""
 
 
 @dataclass
@@ -119,6 +121,21 @@ def measurements() -> dict[str, Measurement]:
 def diagnostics() -> dict[str, Diagnostic]:
     """All of them, by name."""
     return {d.name: d for measurement in measurements().values() for d in measurement.diagnostics}
+
+
+def seconds_spent(table: pd.DataFrame) -> dict[str, float]:
+    """Measurement -> seconds for all candidates, from a tidy table with the columns diagnostic and seconds."""
+    of = {d.name: m.name for m in measurements().values() for d in m.diagnostics}
+    sums = table["seconds"].groupby(table["diagnostic"].map(of), sort=False).sum()
+    return {str(name): float(seconds) for name, seconds in sums.items()}
+
+
+def cost(names: Iterable[str], spent: Mapping[str, float]) -> float:
+    """Seconds of the measurements behind these diagnostics, each counted once; nan where one is not among `spent`."""
+    behind = {m.name: m for m in measurements().values() if {d.name for d in m.diagnostics} & set(names)}
+    read = {name for m in behind.values() for name in m.reads} - set(behind)
+    # what was read and has no time of its own was measured within the reader's
+    return sum(spent.get(name, np.nan) for name in behind) + sum(spent.get(name, 0.0) for name in read)
 
 
 def chosen(names: Sequence[str] | None) -> list[Measurement]:

@@ -670,6 +670,7 @@ MEASUREMENTS = (
         ),
         measure_fqe,
         per_policy=False,
+        reads=("fqe_heads",),
     ),
     Measurement(
         "lstd",

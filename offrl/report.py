@@ -469,7 +469,7 @@ def _selection(material: Material, selected: Selected, place: int, save: Save) -
     for row in answer.get("chances") or []:
         known = [f"P(beats {what}) = {row[key]:.2f}" for key, what in (("beats_bc", "BC"), ("beats_behaviour",
                  "the logged behaviour")) if row.get(key) is not None]  # fmt: skip
-        lines.append(tag("p", f"By {row['estimate']}: {', '.join(known)}", class_="muted"))
+        lines.append(tag("p", f"If {row['estimate']} is right: {', '.join(known)}", class_="muted"))
     if deploy in measured.index and np.isfinite(measured[deploy]):
         lines.append(tag("p", f"Measured: {decimal(measured[deploy])}; the best of the pool {decimal(best)}, "
                               f"regret {decimal(best - measured[deploy])}", class_="muted"))  # fmt: skip

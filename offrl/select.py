@@ -481,9 +481,11 @@ def _decision(selection: Selection) -> str:
             for what, column in (("BC", "beats_bc"), ("the logged behaviour", "beats_behaviour"))
             if np.isfinite(row[column])
         ]
-        lines.append(f"  by {row['estimate']}: {', '.join(known)}")
+        lines.append(f"  if {row['estimate']} is right: {', '.join(known)}")
     if not len(selection.chances):
         lines.append("  how likely it beats BC or the data is not known: no value estimate applies")
+    if choice.deploy and not len(selectors.cloning(selection.candidates.set_index("candidate"))):
+        lines.append("  no cloning among the candidates to compare with: train algo=bc on these data, and select again")
     if not np.isnan(selection.agreement):
         warning = ": they contradict each other, trust the order little" if selection.agreement < LOW_AGREEMENT else ""
         lines.append(f"  agreement of the diagnostics: Kendall's W {selection.agreement:.2f}{warning}")

@@ -86,6 +86,20 @@ def test_the_choice_needs_no_environment_and_does_not_change_with_what_the_simul
     assert answer(told, f"diagnostics={QUICK}", "out=second") == first
 
 
+def test_a_pool_without_cloning_is_told_that_its_baseline_is_missing(pool, monkeypatch, capsys):
+    monkeypatch.chdir(pool)
+
+    def told(pattern: str) -> str:
+        runs = map(str, sorted(pool.glob(pattern)))
+        monkeypatch.setattr(sys, "argv", ["offrl.select", *runs, "diagnostics=action_distances,lstd", "out=told"])
+        select.main()
+        return " ".join(capsys.readouterr().out.split())
+
+    missing = "no cloning among the candidates"
+    assert missing in told("runs/*/td3_bc-*")
+    assert missing not in told("runs/*/*-*")
+
+
 def test_what_was_measured_is_kept_and_what_a_kill_left_half_written_is_measured_again(pool):
     before = answer(pool, "diagnostics=action_distances", "selector=support_only", "out=kept")
     kept = sorted(pool.glob("runs/*/*/diagnostics/*.json"))

@@ -68,7 +68,9 @@ def significant(value: float) -> str:
         return str(value)
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
         return f"{value:.2e}".replace("-", "−")
-    return f"{value:,.4g}".replace("-", "−")
+    if abs(value) >= 1000:  # "g" would write 12,135 as 1.214e+04
+        return f"{value:,.0f}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
 
 
 class Column(NamedTuple):

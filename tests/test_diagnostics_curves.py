@@ -125,6 +125,8 @@ def test_no_claim_where_the_rule_is_not_valid(dataset):
 
 FALLS, RISES = np.geomspace(0.1, 0.01, 10), np.concatenate([np.geomspace(0.1, 0.01, 5), np.geomspace(0.02, 0.2, 5)])
 
+BARELY = 0.01 * np.array([1.03, 1.01, 1, 1, 1, 1.01, 1.015, 1.02, 1.025, 1.03])
+
 
 @pytest.mark.parametrize(
     ("algorithm", "training", "held_out", "verdict", "reason"),
@@ -135,6 +137,7 @@ FALLS, RISES = np.geomspace(0.1, 0.01, 10), np.concatenate([np.geomspace(0.1, 0.
         ("td3_bc", RISES, RISES, None, "so does that on training rows"),
         ("td3_bc", np.full(10, 0.9), np.full(10, 0.9), "underfitted", "explains 10%"),
         ("bc", FALLS, RISES, "overfitted", "held-out action distance rises by"),
+        ("bc", FALLS, BARELY, None, "does not rise by 5%"),  # a significant rise of 3 %
         ("bc", FALLS, FALLS, None, "whether it underfits is not known"),
     ],
 )

@@ -46,6 +46,8 @@ NOISE = 3.0
 """A curve of mere noise falls by this many of its standard deviations from its smoothed peak in one case of twenty."""
 LEAST_EXPLAINED = 0.5
 """A critic that leaves more than half of its target's variance unexplained on its own training rows has not fitted."""
+LEAST_RISE = 0.05
+"""Of a held-out error, as a share: many rows make a rise of 1 % significant, and it is no reason to change anything."""
 GAP_ROWS, GAP_ACTIONS = 800, 10
 
 OVERFITTED = "add dropout or an information bottleneck to the critic, or train shorter; take the checkpoint at the peak"
@@ -374,8 +376,8 @@ def _fit_verdict(
 
     Underfitted: over the last fifth of the checkpoints the critic leaves more than half of its target's variance
     unexplained on its own training rows. Overfitted: `find_peak` finds that the logarithm of the held-out error falls
-    and rises, and that of the training error does not. How much of the actions' variance a clone could explain is not
-    known, so a clone is neither called underfitted nor well-fitted.
+    and rises, by LEAST_RISE or more, and that of the training error does not. How much of the actions' variance a
+    clone could explain is not known, so a clone is neither called underfitted nor well-fitted.
     """
     clones = row["algorithm"] == BC
     if not clones and row["fit_error"] > 1 - LEAST_EXPLAINED:
@@ -395,15 +397,17 @@ def _fit_verdict(
     held_out, training = (find_peak(*pair) for pair in zip(points, drawn, strict=True))
     rise = f"the held-out {'action distance' if clones else 'TD error'} rises by {np.expm1(held_out.decline):.0%} from "
     rise += f"step {pool.candidates[healthy[held_out.at]].step}"
-    if held_out.declines and training.declines:
+    rises = held_out.declines and np.expm1(held_out.decline) >= LEAST_RISE
+    if rises and training.declines:
         return {"reason": f"{rise}, but so does that on training rows: the target is unsteady"}
-    if held_out.declines:
+    if rises:
         reason = f"{rise}, while that on training rows does not"
         return {"verdict": "overfitted", "advice": OVERFITTED_OTHER, "reason": reason}
     if clones:
         unknown = "whether it underfits is not known, as the behaviour's own randomness is not"
-        return {"reason": f"the held-out action distance does not rise: not overfitted; {unknown}"}
-    text = f"the critic explains {1 - row['fit_error']:.0%} of its target, and the held-out TD error does not rise"
+        return {"reason": f"the held-out action distance does not rise by {LEAST_RISE:.0%}: not overfitted; {unknown}"}
+    text = f"the critic explains {1 - row['fit_error']:.0%} of its target, "
+    text += f"and the held-out TD error does not rise by {LEAST_RISE:.0%}"
     return {"verdict": "well-fitted", "advice": WELL_FITTED_OTHER, "reason": text}
 
 

@@ -36,6 +36,7 @@ from offrl.diagnostics.pool import held_out_episodes, load_dataset
 from offrl.dynamics import DynamicsConfig, Ensemble, Steps
 from offrl.errors import UserError, run_command
 from offrl.networks import gaussian_log_prob
+from offrl.report_page import significant
 from offrl.runs import Run, write_whole
 
 HORIZONS = (1, 5, 10, 25)
@@ -215,7 +216,7 @@ def report(run_path: str | Path, step: int | None = None, console: Console | Non
     for member in range(len(run.members)):
         printed.add_column(f"member {member}", justify="right")
     for (part, quantity, horizon), values in table.groupby(["part", "quantity", "horizon"], sort=False)["value"]:
-        printed.add_row(str(part), str(quantity), str(horizon), *(f"{value:.4g}" for value in values))
+        printed.add_row(str(part), str(quantity), str(horizon), *map(significant, values))
     console.print(printed)
     console.print(f"written: {folder / 'report.csv'}, {folder / 'report.png'}", soft_wrap=True)
     return table

@@ -15,7 +15,6 @@ for data in "$@"; do
   run algo=iql 'algo.expectile=[0.7,0.9]'
   run algo=rebrac
   run algo=awac
-  run algo=cql algo.sampled_actions=4 algo.actor_learning_rate=3e-4
   slug=$(echo "$data" | tr ':/' '--')
   python -m offrl.select "$runs/$slug"/*-* out="$runs/$slug/selection"
 done

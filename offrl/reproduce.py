@@ -92,7 +92,8 @@ def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tupl
     """Train and score what is not there; (dataset, algorithm) -> the reason why it could not be."""
     reasons: dict[tuple[str, str], str] = {}
     missing = [cell for cell in plan.cells() if not plan.finished(*cell)]
-    console.print(f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} to do", style="bold")
+    about = f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} to do"
+    console.print(about, style="bold")
     seconds: list[float] = []
     for dataset in plan.datasets:
         todo = [algorithm for d, algorithm in missing if d == dataset]
@@ -271,10 +272,10 @@ def empty_cells(comparison: pd.DataFrame) -> list[str]:
 def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -> str:
     """The table of each kind of score, with a legend and the reasons of empty cells."""
     legend = (
-        f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, protocol `{plan.protocol}`. Ours ± half of the 95 % interval "
-        "over seeds (Student's t: wide for two; over the episodes alone for one), and in brackets the range of the "
-        "published scores of the same kind; ≠ where that range lies outside our interval. `data` is the mean return of "
-        "the data on the same scale. Sources: `results/published/scores.csv`."
+        f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, protocol `{plan.protocol}`. Ours ± half of the 95 % "
+        "interval over seeds (Student's t: wide for two; over the episodes alone for one), and in brackets the "
+        "range of the published scores of the same kind; ≠ where that range lies outside our interval. `data` is the "
+        "mean return of the data on the same scale. Sources: `results/published/scores.csv`."
     )
     lines = [f"# {plan.name}", "", legend]
     if plan.settings:

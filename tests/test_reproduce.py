@@ -121,10 +121,10 @@ def test_a_table_is_downloaded_trained_scored_and_set_beside_the_published_numbe
     whole = oracle.read_text()
     oracle.write_text("".join(whole.splitlines(keepends=True)[:-1]))
     _, out, err = command("tiny")
-    assert "2 runs of 2 members, 2 to do" in out
+    assert "2 runs of 2 member(s), 2 to do" in out
     assert oracle.read_text() == whole
     _, out, err = command("tiny")
-    assert "2 runs of 2 members, 1 to do" in out
+    assert "2 runs of 2 member(s), 1 to do" in out
     assert "offrl.train" not in out
     assert served.asked == [None]
 
@@ -138,7 +138,7 @@ def test_finished_runs_are_kept_and_only_the_rest_is_run(command, no_training, m
     make_run(folder / "td3_bc-2seeds", {0: each, 1: {10: [60.0, 60.0]}}, "td3_bc", MEDIUM)
     status, out, _ = command("tiny", "datasets=" + MEDIUM)
     assert status == 0
-    assert "3 runs of 2 members, 2 to do" in out
+    assert "3 runs of 2 member(s), 2 to do" in out
     assert [arguments[0] for arguments in no_training] == ["algo=iql", "algo=td3_bc"]
     assert no_training[0][1:4] == ["dataset=" + MEDIUM, "seeds=2", "protocol=smoke"]
     table = pd.read_csv("runs/reproduce/tiny-smoke/comparison.csv", keep_default_na=False)

@@ -198,6 +198,7 @@ def test_td3_without_a_penalty_trusts_actions_that_the_data_do_not_hold(name, op
         ("cql", {"weight": 1.0, "sampled_actions": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
         ("rebrac", {"actor_penalty": 10.0, "critic_penalty": 10.0, **FAST}),
         ("awac", FAST),
+        ("crr", {"samples": 4, **FAST}),
     ],
 )
 def test_algorithms_that_stay_near_the_data_improve_on_it_and_claim_no_impossible_value(name, options):

@@ -1,10 +1,11 @@
 """A task whose best policy is known: mediocre data are enough to find it, but not by cloning; narrow data fool TD3.
 
-s' = s + a / 2 + noise, reward -(s'^2 + a^2 / 2), discount 0.9, episodes cut off after ten steps: linear-quadratic, with
-the best action -k s. The data's actions have nothing to do with the state.
+s' = k s + a / 2 + noise, reward -((s' - goal)^2 + a^2 / 2), discount 0.9, episodes cut off after ten steps:
+linear-quadratic. The data's actions have nothing to do with the state.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,11 +17,27 @@ from offrl.data import Dataset
 from offrl.training import Population
 
 DISCOUNT, EPISODES, LENGTH = 0.9, 400, 10
-NARROW_BOX = 8.0  # the widest action there, of which the data see a twentieth
+
+
+class Task(NamedTuple):
+    keep: float
+    goal: float
+    noise: float
+    start: float
+    """States begin at -start to start."""
+    actions: float
+    """Standard deviation of the data's."""
+    box: float
+    """The largest action."""
+
+
+BROAD = Task(keep=1.0, goal=0.0, noise=0.05, start=1.0, actions=0.6, box=1.0)
+NARROW = Task(keep=0.5, goal=1.0, noise=0.3, start=0.5, actions=0.2, box=2.0)
+"""Larger actions than the data's are better, up to four of their standard deviations; the box reaches to ten."""
 
 
 def best_gain() -> float:
-    """By iteration of the Riccati equation; V(s) = -P s^2 up to a constant."""
+    """Of the broad task, where the best action is -k s; by iteration of the Riccati equation; V(s) = -P s^2 + c."""
     p = 0.0
     for _ in range(200):
         m = 1 + DISCOUNT * p
@@ -29,21 +46,28 @@ def best_gain() -> float:
     return k
 
 
-def step(states: np.ndarray, actions: np.ndarray, noise: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    following = states + actions / 2 + noise
-    return following, -(following**2 + actions**2 / 2)
+@cache
+def best_narrow() -> float:
+    """Return of the best affine policy of the narrow task, whatever the data hold."""
+    policies = [(gain, offset) for gain in np.linspace(0, 0.8, 9) for offset in np.linspace(0.5, 1, 11)]
+    return max(mean_return(lambda s, k=k, c=c: (c - k * s) / NARROW.box, NARROW) for k, c in policies)
+
+
+def step(task: Task, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    following = task.keep * states + actions / 2 + noise
+    return following, -((following - task.goal) ** 2 + actions**2 / 2)
 
 
 @cache
-def data(narrow: bool = False) -> Dataset:
-    """`narrow`: states on one side, and actions near 0 in a box that reaches to 8."""
-    random, box = np.random.default_rng(0), NARROW_BOX if narrow else 1.0
+def data(task: Task) -> Dataset:
+    random = np.random.default_rng(0)
     states = np.zeros((EPISODES, LENGTH + 1))
-    states[:, 0] = random.uniform(0.5 if narrow else -1, 1, EPISODES)
-    actions = np.clip(random.normal(0, 0.2 if narrow else 0.6, (EPISODES, LENGTH)), -box, box)
+    states[:, 0] = random.uniform(-task.start, task.start, EPISODES)
+    actions = np.clip(random.normal(0, task.actions, (EPISODES, LENGTH)), -task.box, task.box)
     rewards = np.zeros((EPISODES, LENGTH))
     for t in range(LENGTH):
-        states[:, t + 1], rewards[:, t] = step(states[:, t], actions[:, t], random.normal(0, 0.05, EPISODES))
+        noise = random.normal(0, task.noise, EPISODES)
+        states[:, t + 1], rewards[:, t] = step(task, states[:, t], actions[:, t], noise)
     ends = np.tile(np.arange(LENGTH) == LENGTH - 1, EPISODES)
     return Dataset(
         name="test",
@@ -54,16 +78,22 @@ def data(narrow: bool = False) -> Dataset:
         truncations=ends,
         lengths=np.full(EPISODES, LENGTH),
         final_observation_known=np.ones(EPISODES, bool),
-        action_low=np.array([-box], np.float32),
-        action_high=np.array([box], np.float32),
+        action_low=np.array([-task.box], np.float32),
+        action_high=np.array([task.box], np.float32),
     )
 
 
-def mean_return(act, narrow: bool = False) -> float:
-    """Discounted, of thirty steps without noise, from many states; actions in [-1, 1] as the policy gives them."""
-    states, total = np.linspace(0.5 if narrow else -1, 1, 41), 0.0
+def starts(task: Task) -> np.ndarray:
+    return np.linspace(-task.start, task.start, 41, dtype=np.float32)
+
+
+def mean_return(act, task: Task = BROAD) -> float:
+    """Discounted, of thirty steps from many states; actions in [-1, 1] as the policy gives them."""
+    random, total = np.random.default_rng(1), 0.0
+    states = np.repeat(starts(task), 10)
     for t in range(30):
-        states, rewards = step(states, (NARROW_BOX if narrow else 1.0) * np.asarray(act(states)))
+        noise = random.normal(0, task.noise, len(states))
+        states, rewards = step(task, states, task.box * np.asarray(act(states)), noise)
         total += DISCOUNT**t * rewards.mean()
     return total
 
@@ -71,14 +101,14 @@ def mean_return(act, narrow: bool = False) -> float:
 programs: dict[str, dict] = {}  # compiled once for both sorts of data
 
 
-def trained(name: str, updates: int, narrow: bool = False, **options):
+def trained(name: str, updates: int, task: Task = BROAD, seed: int = 0, **options):
     """The policy's action [n] for states [n], and its critics' mean values of these actions (None: no critic).
 
     After so many updates of a small network.
     """
     algorithm, spec = offrl.algorithm.load(name), Spec(1, 1, updates)
     config = algorithm.Config(hidden_dims=(32, 32), batch_size=128, **options)
-    population = Population(algorithm, [config], [0], spec, algorithm.prepare(data(narrow), config), "map")
+    population = Population(algorithm, [config], [seed], spec, algorithm.prepare(data(task), config), "map")
     population.programs = programs.setdefault(name, population.programs)
     step = 0
     for phase in population.phases:
@@ -171,8 +201,13 @@ def test_the_optimum_is_found_in_mediocre_data_where_cloning_does_not(name, opti
 
 def judged(name: str, **options) -> tuple[float, float]:
     """Return, and the critics' mean value, of the policy from data whose actions are narrow."""
-    act, values = trained(name, 2000, narrow=True, **options)
-    return mean_return(act, narrow=True), float(values(np.linspace(0.5, 1, 41, dtype=np.float32)).mean())
+    act, values = trained(name, 2000, NARROW, **options)
+    return mean_return(act, NARROW), float(values(starts(NARROW)).mean())
+
+
+def mean_action_return() -> float:
+    """Of the mean of the narrow data's actions."""
+    return mean_return(lambda states: 0 * states, NARROW)
 
 
 @pytest.mark.parametrize(
@@ -184,24 +219,41 @@ def judged(name: str, **options) -> tuple[float, float]:
 )
 def test_td3_without_a_penalty_trusts_actions_that_the_data_do_not_hold(name, options):
     achieved, value = judged(name, **options)
-    assert value > 0  # no reward is positive
-    assert achieved < 100 * mean_return(lambda states: 0 * states, narrow=True)  # the data's mean action
+    assert value > best_narrow() + 1  # more than any policy has
+    assert achieved < 2 * mean_action_return()
 
 
-# EDAC is not here: with one action dimension two critics' slopes point the same way or opposite ways, nothing between
+ENSEMBLE = {**MODEL, "ensemble_size": 7, "elites": 5}
+
+
+# MOBILE is not here: its penalty is the disagreement of the very critics that it bounds. At weights up to 10 they agree
+# on what the data do not hold (-26, like no penalty at all); at 15 one of three seeds fails, and the critics diverge
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("td3_bc", {"alpha": 0.02, **FAST}),
+        ("td3_bc", {"alpha": 0.2, **FAST}),
         ("iql", {"value_learning_rate": 2e-3, **FAST}),
         ("bppo", BPPO),
         ("cql", {"weight": 1.0, "sampled_actions": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
-        ("rebrac", {"actor_penalty": 10.0, "critic_penalty": 10.0, **FAST}),
+        ("rebrac", {"actor_penalty": 1.0, "critic_penalty": 1.0, **FAST}),
         ("awac", FAST),
         ("crr", {"samples": 4, **FAST}),
+        ("mcep", {"alpha": 0.1, "evaluation_alpha": 0.2, **FAST}),
+        ("prdc", {"alpha": 0.1, "neighbours_from": 1000, **FAST}),
+        ("spot", {"penalty": 3.0, "vae_hidden_dims": (32, 32), "dropout": 0.0, **FAST}),
+        ("sac_n", {"num_critics": 10, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
+        ("edac", {"num_critics": 10, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
+        pytest.param("mopo", {"penalty": "ensemble_std", "penalty_weight": 25.0, **ENSEMBLE}, marks=pytest.mark.slow),
+        pytest.param("morel", {"critics": 2, "halt_reward_offset": -5.0, **ENSEMBLE}, marks=pytest.mark.slow),
+        pytest.param("combo", {"cql_weight": 1.0, "cql_actions": 2, **MODEL}, marks=pytest.mark.slow),
+        pytest.param(
+            "rambo",
+            {"adversary_weight": 1.0, "cloning_updates": 100, "adversary_every": 500, "adversary_updates": 50, **MODEL},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_algorithms_that_stay_near_the_data_improve_on_it_and_claim_no_impossible_value(name, options):
+def test_with_one_the_policy_improves_on_narrow_data_and_claims_no_impossible_value(name, options):
     achieved, value = judged(name, **options)
-    assert value < 0
-    assert achieved > mean_return(lambda states: 0 * states, narrow=True)  # the data's mean action
+    assert value < best_narrow()
+    assert achieved > mean_action_return()

@@ -1,15 +1,11 @@
-# Calibration of a reduced dynamics ensemble (5 members of 2 x 200, 10,000 updates) on episodes that it has not seen:
-# trains MOPO and reports; tables are in RUN/dynamics/report.csv. Run it again to go on after an interruption.
+# Calibration of a reduced dynamics ensemble (5 members of 2 x 200, 10,000 updates) on episodes that it has not seen, and
+# every penalty beside the model's true error: of the MOPO runs of the table `small`, which are made where they are missing.
 # RUNS is where the runs go, MINARI_DATASETS_PATH where the built-in data are.
 set -e
 export OMP_NUM_THREADS=1
-for d in hopper/medium-expert halfcheetah/medium-replay; do
-  run=${RUNS:-runs}/dynamics-$(echo "$d" | tr / -)
-  python -m offrl.train algo=mopo dataset=builtin:$d env=from_dataset tuned=false run_dir="$run" \
-    algo.ensemble_size=5 algo.elites=4 'algo.dynamics_hidden_dims=[200,200]' \
-    'algo.dynamics_weight_decay=[2.5e-5,5e-5,1e-4]' algo.dynamics_updates=10000 algo.holdout_every=500 \
-    algo.rollout_batch_size=5000 algo.rollouts_kept=2 \
-    protocol.updates=3000 protocol.checkpoint_every=13000 protocol.log_every=1000 protocol.episodes=0
+for d in hopper-medium-expert hopper-medium-replay halfcheetah-medium-replay; do
+  python -m offrl.reproduce small "datasets=builtin:$(echo "$d" | sed 's#-#/#')" algorithms=mopo runs="${RUNS:-runs}"
+  run=${RUNS:-runs}/reproduce/small-quick/builtin-$d/mopo-1seeds
   python -m offrl.dynamics_report "$run"
-  python -m offrl.penalty_study "$run" episodes=10
+  python -m offrl.penalty_study "$run" episodes=5
 done

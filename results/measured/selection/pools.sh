@@ -4,7 +4,6 @@
 #   bash results/measured/selection/pools.sh RUNS_DIR DATASET...      such as builtin:hopper/medium-replay
 set -euo pipefail
 runs=${1:?usage: pools.sh RUNS_DIR DATASET...}; shift
-here=$(dirname "$0")
 for data in "$@"; do
   run() {
     python -m offrl.train dataset="$data" seeds=2 protocol.updates=20000 protocol.checkpoint_every=5000 \
@@ -18,4 +17,4 @@ for data in "$@"; do
   slug=$(echo "$data" | tr ':/' '--')
   python -m offrl.select "$runs/$slug"/*-* out="$runs/$slug/selection"
 done
-python -m offrl.benchmark_selection "$runs"/*/selection --output "$here/pools"
+python -m offrl.benchmark_selection "$runs"/*/selection --output "$runs/benchmark"

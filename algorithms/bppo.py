@@ -27,8 +27,8 @@ below; the clip range and the step size decay. What the authors' code does and t
 - Biases of the policy start at 0. V's three layers and polyak 0.005 are those of the repository's last version.
 
 At clip 0 the only ratio within the range is 1, and the objective is constant: without an entropy bonus the behaviour
-policy stays as it is. Left out: the refit of Q with the current policy's actions (off in the published runs), and
-Uni-O4's ensemble of clones with its gate on rollouts of a learned model.
+policy stays as it is. Left out: the refit of Q with the current policy's actions (off in the published runs). Uni-O4,
+with an ensemble of clones and a gate on rollouts of a learned model, is `uni_o4.py`.
 """
 
 from typing import Any, NamedTuple
@@ -89,6 +89,11 @@ class Config:
     value_hidden_dims: tuple[int, ...] = option((512, 512, 512), "widths of V's ReLU layers", static=True)
     preprocessing: Preprocessing = option(Preprocessing(), "steps applied to the data", static=True)
 
+    @property
+    def critic_hidden_dims(self) -> tuple[int, ...]:
+        """An option of its own in Uni-O4, which shares the functions below."""
+        return self.hidden_dims
+
 
 class HeldOut(NamedTuple):
     """States for the gate, and the episode (0, 1, ...) of each."""
@@ -140,6 +145,10 @@ def prepare(dataset: Dataset, config: Config) -> Data:
     if config.gate == "advantage":
         dataset, rest = dataset.split(config.gate_fraction, seed=0)
         held_out = held_out_states(rest)
+    return with_returns(dataset, config)._replace(held_out=held_out)
+
+
+def with_returns(dataset: Dataset, config: Config) -> Data:
     ends, episodes = dataset.ends, dataset.episode_of_step
     # the row after an episode's last action holds the last known observation; where the source lost that one, it is a
     # copy of the row before, the return ends a step earlier, and the last step is not among the transitions
@@ -156,7 +165,7 @@ def prepare(dataset: Dataset, config: Config) -> Data:
         bootstrap=bootstrap[rows].astype(np.float32),
         episodes=episodes[rows].astype(np.int32),
         final_observations=transform_observations(dataset.transforms, dataset.observations[final_rows]),
-        held_out=held_out,
+        held_out=None,
     )
 
 
@@ -192,7 +201,7 @@ def actor_network(config: Config, action_dim: int) -> GaussianActor:
 
 
 def critic_network(config: Config) -> Critic:
-    return Critic(config.hidden_dims)
+    return Critic(config.critic_hidden_dims)
 
 
 def value_of(params: Any, observations: jax.Array, config: Config) -> jax.Array:
@@ -334,14 +343,21 @@ def improve_batch(key: jax.Array, state: State, batch: Transitions, config: Conf
     i = state.improvement_step
     clip = config.clip * config.clip_decay ** (jnp.minimum(i, LAST_DECAY) + 1)  # the code decays it before use
     learning_rate = config.learning_rate * config.learning_rate_decay ** (jnp.minimum(i, LAST_DECAY + 1) // 2)
+    actor, actor_opt, metrics = clipped_step(key, state, batch, clip, learning_rate, config)
+    state = state.replace(step=state.step + 1, improvement_step=i + 1, actor=actor, actor_opt=actor_opt)
+    return state, {**metrics, "clip": clip}
+
+
+def clipped_step(
+    key: jax.Array, state: State, batch: Transitions, clip: jax.Array, learning_rate: jax.Array, config: Config
+) -> tuple[Any, optax.OptState, Metrics]:
+    """One of Adam's steps on the policy's loss: the new parameters, their optimiser's state, the metrics."""
     gradients, metrics = jax.grad(lambda params: policy_loss(params, key, clip, state, batch, config), has_aux=True)(
         state.actor
     )
     gradients, _ = optax.clip_by_global_norm(GRADIENT_NORM).update(gradients, optax.EmptyState())
     changes, actor_opt = optax.adam(learning_rate, eps=ADAM_EPSILON).update(gradients, state.actor_opt)
-    actor = optax.apply_updates(state.actor, changes)
-    state = state.replace(step=state.step + 1, improvement_step=i + 1, actor=actor, actor_opt=actor_opt)
-    return state, {**metrics, "clip": clip}
+    return optax.apply_updates(state.actor, changes), actor_opt, metrics
 
 
 def replace_old_policy(key: jax.Array, state: State, data: Data, config: Config) -> State:

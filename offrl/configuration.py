@@ -85,14 +85,18 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
         if valid and not math.isfinite(value):
             raise UserError(f"{name}={value}: must be finite")
     elif isinstance(default, tuple):
-        valid = isinstance(value, list | tuple) and all(type(item) is type(default[0]) for item in value)
+        of = type(default[0])
+        if of is float and isinstance(value, list | tuple):  # [0,1e-4] is one of floats, too
+            value = [float(item) if type(item) is int else item for item in value]
+        valid = isinstance(value, list | tuple) and all(type(item) is of for item in value)
         value = tuple(value) if valid else value
     elif isinstance(default, str):
         valid = isinstance(value, str)
     else:
         raise TypeError(f"{name}: an option of type {type(default).__name__} cannot be configured")
     if not valid:
-        raise UserError(f"{name}={value}: must be {type(default).__name__}, as its default {default} is")
+        kind = f"a list of {type(default[0]).__name__}" if isinstance(default, tuple) else type(default).__name__
+        raise UserError(f"{name}={value}: must be {kind}, as its default {default} is")
     for item in value if isinstance(value, tuple) else (value,):
         if counts and isinstance(item, int) and not isinstance(item, bool) and item < 1:
             raise UserError(f"{name}={value}: must be 1 or more")

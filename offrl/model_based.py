@@ -86,7 +86,7 @@ def init(key: jax.Array, config: ModelBasedConfig, spec: Spec) -> State:
 
 
 def dynamics_phase(config: ModelBasedConfig) -> Phase:
-    """Trains `state.ensemble`."""
+    """Trains `state.ensemble`. It must be the first phase: held-out episodes are looked at from step 0."""
 
     def begin(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig) -> Any:
         return state.replace(ensemble=dynamics.begin_ensemble(state.ensemble, dataset))

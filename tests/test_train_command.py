@@ -446,3 +446,13 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_an_uninterrupted_one
     assert "continuing from step" in last.stdout
     assert_same(Run.open(tmp_path / "killed"), Run.open(tmp_path / "whole"))
     assert len(pd.read_csv(tmp_path / "killed" / "metrics.csv")) == 2 * 80
+
+
+def test_whole_numbers_in_a_list_of_floats_are_floats_and_other_things_are_named():
+    options = algorithm.load("mopo").options()
+    field = options["dynamics_weight_decay"]
+    assert configuration.check([0, 1e-4], field, "algo.dynamics_weight_decay") == (0.0, 1e-4)
+    with pytest.raises(UserError, match=r"algo.dynamics_weight_decay=\['a'\]: must be a list of float"):
+        configuration.check(["a"], field, "algo.dynamics_weight_decay")
+    with pytest.raises(UserError, match="must be a list of int"):
+        configuration.check([0.5], options["hidden_dims"], "algo.hidden_dims")

@@ -64,6 +64,7 @@ VALUE_TARGET = ("iql",)
 OTHER_TARGET = {
     "mcep": "its critic is that of the policy it is trained with, not of the one it deploys",
     "bppo": "its critic is that of the behaviour, fitted to logged next actions",
+    "uni_o4": "its critic is that of the behaviour, fitted to logged next actions",
     **dict.fromkeys(
         ("mopo", "mobile", "rambo", "morel"),
         "its critic learns from rollouts of a model too, whose errors logged rows do not show",

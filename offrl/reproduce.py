@@ -318,11 +318,15 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
     datasets = list(dict.fromkeys(part["row"]))
     if not datasets:
         return
-    columns = min(3, len(datasets))
+    columns = 2 if len(datasets) == 4 else min(3, len(datasets))
     lines = -(-len(datasets) // columns)
-    figure = Figure(figsize=(4.2 * columns, 0.6 + 2.6 * lines), dpi=130, layout="constrained")
+    height = max(2.6, 0.6 + 0.16 * part["row"].value_counts().max())
+    figure = Figure(figsize=(4.2 * columns, 0.6 + height * lines), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, dataset in zip(figure.subplots(lines, columns, squeeze=False).ravel(), datasets, strict=False):
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes in panels[len(datasets) :]:
+        axes.set_axis_off()
+    for axes, dataset in zip(panels, datasets, strict=False):
         rows = part[part["row"] == dataset].reset_index(drop=True)
         for place, row in rows.iterrows():
             if row["sources"]:
@@ -336,8 +340,9 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
         axes.set_yticks(range(len(rows)), names, fontsize=8)
         axes.invert_yaxis()
         axes.set_title(dataset, fontsize=9)
+        axes.tick_params(axis="x", labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("last checkpoint: ours (blue, 95 %), published (orange), data (dotted)", fontsize=10)
+    figure.suptitle("score of the last checkpoint: ours (blue, 95 %), published (orange), data (dotted)", fontsize=10)
     figure.savefig(file)
 
 

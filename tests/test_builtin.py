@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import minari
@@ -182,7 +183,9 @@ def alive(pid):
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_roll_out_leaves_nothing(store, stop, moment):
     arguments = [sys.executable, "-m", "offrl.datasets", "make", "pendulum", "random", "--steps", "12000"]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+    # a shell's background job ignores the interrupt, and what it starts does, too
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, preexec_fn=heed)
     workers: set[str] = set()
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:

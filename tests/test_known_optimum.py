@@ -144,7 +144,7 @@ BPPO = {
     **{f"{name}learning_rate": 5e-3 for name in ("behaviour_", "value_", "critic_")},
     "learning_rate": 3e-4,
 }
-MODEL = {
+DYNAMICS = {
     "ensemble_size": 3,
     "elites": 2,
     "dynamics_hidden_dims": (32,),
@@ -153,12 +153,26 @@ MODEL = {
     "dynamics_learning_rate": 3e-3,
     "dynamics_updates": 1000,
     "holdout_every": 100,
+}
+MODEL = {
+    **DYNAMICS,
     "rollout_length": 2,
     "rollout_batch_size": 200,
     "rollout_every": 100,
     "tune_alpha": False,
     "alpha": 0.02,
     **FAST,
+}
+
+UNI_O4 = {
+    **BPPO,
+    **DYNAMICS,
+    "critic_hidden_dims": (32, 32),
+    "ensemble_policies": 2,
+    "gate_every": 50,
+    "gate_rollouts": 64,
+    "gate_length": 10,
+    "learning_rate": 1e-3,
 }
 
 
@@ -171,6 +185,7 @@ MODEL = {
         ("edac", {"num_critics": 3, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
         ("cql", {"weight": 0.1, "sampled_actions": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
         ("bppo", {"clip_decay": 1.0, "learning_rate_decay": 1.0, **BPPO}),
+        pytest.param("uni_o4", UNI_O4, marks=pytest.mark.slow),
         ("rebrac", FAST),
         ("awac", {"temperature": 0.1, **FAST}),
         ("crr", {"temperature": 0.1, "samples": 4, "critic_expectile": 0.5, **FAST}),
@@ -234,6 +249,7 @@ ENSEMBLE = {**MODEL, "ensemble_size": 7, "elites": 5}
         ("td3_bc", {"alpha": 0.2, **FAST}),
         ("iql", {"value_learning_rate": 2e-3, **FAST}),
         ("bppo", BPPO),
+        pytest.param("uni_o4", UNI_O4, marks=pytest.mark.slow),
         ("cql", {"weight": 1.0, "sampled_actions": 2, "initial_alpha": 0.1, "alpha_learning_rate": 2e-3, **FAST}),
         ("rebrac", {"actor_penalty": 1.0, "critic_penalty": 1.0, **FAST}),
         ("awac", FAST),

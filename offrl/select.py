@@ -494,8 +494,9 @@ def _decision(selection: Selection) -> str:
         against = others[~others["agrees"]]
         lines.append(f"  {len(others) - len(against)} of {len(others)} other selectors would deploy the same")
         for _, row in against.head(6).iterrows():
-            lines.append(f"    {row['selector']} would choose {row['would_choose']}; the choice is its "
-                         f"{row['place_of_choice']:.0f}. of {row['of']}")  # fmt: skip
+            place, count = row["place_of_choice"], row["of"]
+            stands = f"the choice is its {place:.0f}. of {count}" if np.isfinite(place) else "it has no rank for it"
+            lines.append(f"    {row['selector']} would choose {row['would_choose']}; {stands}")
     costs = diagnostics.seconds_spent(selection.table)
     dearest = ", ".join(f"{name} {costs[name]:.0f}" for name in sorted(costs, key=costs.__getitem__)[-3:][::-1])
     total = sum(costs.values())

@@ -89,15 +89,18 @@ def test_the_choice_needs_no_environment_and_does_not_change_with_what_the_simul
 def test_a_pool_without_cloning_is_told_that_its_baseline_is_missing(pool, monkeypatch, capsys):
     monkeypatch.chdir(pool)
 
-    def told(pattern: str) -> str:
+    def told(pattern: str, diagnostics: str = "action_distances,lstd") -> str:
         runs = map(str, sorted(pool.glob(pattern)))
-        monkeypatch.setattr(sys, "argv", ["offrl.select", *runs, "diagnostics=action_distances,lstd", "out=told"])
+        monkeypatch.setattr(sys, "argv", ["offrl.select", *runs, f"diagnostics={diagnostics}", "out=told"])
         select.main()
         return " ".join(capsys.readouterr().out.split())
 
     missing = "no cloning among the candidates"
     assert missing in told("runs/*/td3_bc-*")
-    assert missing not in told("runs/*/*-*")
+    everything = told("runs/*/*-*", "action_distances,lstd,initial_value")
+    assert missing not in everything
+    assert "nan" not in everything.partition("deploy")[2]  # cloning is deployed, and has no critic to rank it by
+    assert "initial_value would choose td3_bc" in everything
 
 
 def test_what_was_measured_is_kept_and_what_a_kill_left_half_written_is_measured_again(pool):

@@ -161,14 +161,8 @@ def read_selection(material: Material, folder: Path) -> Selected:
     keys = zip(candidates["run"], candidates["member"], candidates["step"], strict=True)
     candidates["measured"] = [means.get((Path(run).resolve(), member, step), np.nan) for run, member, step in keys]
     file = folder / "diagnostics.csv"
-    numbers = (
-        "member",
-        "seed",
-        "step",
-        "value",
-        "standard_error",
-        "seconds",
-    )  # empty where the row is of the data
+    # empty where the row is of the data
+    numbers = ("member", "seed", "step", "value", "standard_error", "seconds")
     measured = pd.read_csv(file, keep_default_na=False, na_values=dict.fromkeys(numbers, "")) if (
         file.is_file()) else pd.DataFrame(columns=["candidate", "diagnostic", "value"])  # fmt: skip
     return Selected(folder, answer, candidates, measured)

@@ -367,10 +367,11 @@ def holdout_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> En
 
 
 def update_ensemble(
-    key: jax.Array, ensemble: Ensemble, step: jax.Array, data: ModelData, config: DynamicsConfig
+    key: jax.Array, ensemble: Ensemble, data: ModelData, config: DynamicsConfig
 ) -> tuple[Ensemble, Metrics]:
-    """The update number `step`, from 0, of all members."""
+    """The next update of all members; the first, and every `holdout_every`-th from it, ends with an evaluation."""
     going_on = ensemble.stale < config.patience
+    updates_before = ensemble.opt[0].count[0]  # Adam's, the same for all members
     shape = (config.ensemble_size, config.dynamics_batch_size)
 
     def train(ensemble: Ensemble) -> Ensemble:
@@ -383,7 +384,7 @@ def update_ensemble(
     # on a CPU a loop of one turn or none makes the whole update eight times as slow; the price of `cond` is that under
     # `vmap`, on accelerators, both are computed in every update
     ensemble = jax.lax.cond(going_on, train, lambda ensemble: ensemble, ensemble)
-    due = going_on & (step % config.holdout_every == 0)
+    due = going_on & (updates_before % config.holdout_every == 0)
     ensemble = jax.lax.cond(due, evaluate, lambda ensemble: ensemble, ensemble)
     elite = ensemble.elites
     return ensemble, {

@@ -86,13 +86,13 @@ def init(key: jax.Array, config: ModelBasedConfig, spec: Spec) -> State:
 
 
 def dynamics_phase(config: ModelBasedConfig) -> Phase:
-    """Trains `state.ensemble`. It must be the first phase: held-out episodes are looked at from step 0."""
+    """Trains `state.ensemble`."""
 
     def begin(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig) -> Any:
         return state.replace(ensemble=dynamics.begin_ensemble(state.ensemble, dataset))
 
     def update(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig) -> tuple[Any, Metrics]:
-        ensemble, metrics = dynamics.update_ensemble(key, state.ensemble, state.step, dataset, config)
+        ensemble, metrics = dynamics.update_ensemble(key, state.ensemble, dataset, config)
         return state.replace(step=state.step + 1, ensemble=ensemble), metrics
 
     return Phase("dynamics", update, config.dynamics_updates, begin)

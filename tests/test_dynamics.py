@@ -233,9 +233,9 @@ def run():
     def run(key, ensemble, data, config, first, count):
         def one(i, carry):
             ensemble, _ = carry
-            return dynamics.update_ensemble(jax.random.fold_in(key, i), ensemble, i, data, config)
+            return dynamics.update_ensemble(jax.random.fold_in(key, i), ensemble, data, config)
 
-        shapes = jax.eval_shape(lambda: dynamics.update_ensemble(key, ensemble, 0, data, config))[1]
+        shapes = jax.eval_shape(lambda: dynamics.update_ensemble(key, ensemble, data, config))[1]
         metrics = {name: jnp.zeros(()) for name in shapes}
         return jax.lax.fori_loop(first, first + count, one, (ensemble, metrics))
 

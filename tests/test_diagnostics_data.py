@@ -70,6 +70,17 @@ def test_stochasticity_is_the_share_of_noise_in_the_change(noise):
     assert data.stochasticity(rows).value == pytest.approx(share, abs=0.08)
 
 
+def test_rewards_are_determined_by_state_and_action_up_to_their_noise():
+    dataset = pools.linear_quadratic(episodes=200)
+    assert data.reward_determined(data.sample(dataset)).value > 0.95
+    noise = np.random.default_rng(0).normal(0, 2 * dataset.rewards.std(), dataset.steps)
+    noisy = data.reward_determined(data.sample(replace(dataset, rewards=dataset.rewards + noise.astype(np.float32))))
+    assert noisy.value == pytest.approx(1 / 5, abs=0.1)
+    assert noisy.level == "note"
+    flat = data.reward_determined(data.sample(replace(dataset, rewards=np.ones_like(dataset.rewards))))
+    assert np.isnan(flat.value)
+
+
 def test_all_checks_make_one_table(dataset):
     table = data.checks(dataset)
     assert table["check"].is_unique

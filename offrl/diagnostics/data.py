@@ -62,6 +62,7 @@ def checks(dataset: Dataset, seed: int = 0) -> pd.DataFrame:
         coverage_check(rows, seed),
         stationarity(dataset, seed),
         stochasticity(rows, seed),
+        reward_determined(rows, seed),
     ]
     return pd.DataFrame(found, columns=list(Check._fields))
 
@@ -246,30 +247,10 @@ def stationarity(dataset: Dataset, seed: int = 0) -> Check:
 
 
 def stochasticity(rows: Sample, seed: int = 0) -> Check:
-    """The part of the change of observations that (s, a) does not determine, by a Gamma test.
-
-    Half the squared difference of two neighbours' changes, against their squared distance in whitened (s, a), for the
-    first to tenth neighbours: the line's value at distance 0 is the variance of the noise (Stefansson, Koncar & Jones
-    1997). Over the variance of the changes: 0 is a deterministic environment, 1 pure noise.
-    """
-    pairs = np.concatenate([rows.observations, rows.actions], -1, dtype=np.float64)
-    changes = (rows.next_observations - rows.observations).astype(np.float64)
-    scale = changes.std(0)
-    changes = changes[:, scale > 0] / scale[scale > 0]
-    if not changes.shape[1]:
-        return Check("stochasticity", np.nan, "ok", "observations never change")
-    mean, whitener = whitening(pairs)
-    random = np.random.default_rng(seed)
-    queries = random.choice(len(pairs), min(len(pairs), QUERIES), replace=False)
-    nearest, squared = _nearest((pairs - mean) @ whitener, rows.episodes, queries)
-    usable = np.isfinite(squared).all(1)
-    if usable.sum() < 2:
-        return Check("stochasticity", np.nan, "ok", "too few rows to find neighbours")
-    nearest, squared, queries = nearest[usable], squared[usable], queries[usable]
-    gamma = 0.5 * ((changes[nearest] - changes[queries][:, None]) ** 2).mean((0, 2))  # [NEIGHBOURS]
-    delta = squared.mean(0)
-    apart = np.ptp(delta) > 1e-12 * (1 + delta.max())
-    value = float(np.clip(np.polyfit(delta, gamma, 1)[1] if apart else gamma.mean(), 0, 1))
+    """The share of the variance of the change of observations that (s, a) does not determine, see `undetermined`."""
+    value = undetermined(rows, rows.next_observations - rows.observations, seed)
+    if np.isnan(value):
+        return Check("stochasticity", value, "ok", "observations never change, or too few rows to find neighbours")
     if value > 0.3:
         text = "much of what happens is not determined by (s, a): methods conditioned on returns are at risk"
     else:
@@ -277,3 +258,49 @@ def stochasticity(rows: Sample, seed: int = 0) -> Check:
             f"about {value:.0%} of the change of observations is not determined by (s, a), if the rows are dense enough"
         )
     return Check("stochasticity", value, "note" if value > 0.3 else "ok", text)
+
+
+def reward_determined(rows: Sample, seed: int = 0) -> Check:
+    """R^2 of the reward given (s, a), by the same test: what is missing hangs on what was not observed, or is noise.
+
+    It is also what decides about G8 (ROF, RCF, CROF; arXiv 2607.01736), checks of how far the latent state of a world
+    model sees the reward, which are not built. They ask for a latent model with a decoder and a reward head, and every
+    model here is one of the observations themselves, for which ROF is 1 by construction, whatever the policy. If one
+    joins, they are worth their cost only where this value is below 0.95: where (s, a) give the reward, as on the
+    authors' Reacher, the sign of their correlation with returns is reversed.
+    """
+    value = 1 - undetermined(rows, rows.rewards[:, None], seed)
+    if np.isnan(value):
+        return Check("reward_determined", value, "ok", "rewards are all the same, or too few rows to find neighbours")
+    if value < 0.5:
+        text = f"(s, a) determine {value:.0%} of the variance of rewards: noise, or something not observed"
+    else:
+        text = f"(s, a) determine about {value:.0%} of the variance of rewards"
+    return Check("reward_determined", value, "note" if value < 0.5 else "ok", text)
+
+
+def undetermined(rows: Sample, targets: np.ndarray, seed: int = 0) -> float:
+    """The share of the variance of `targets` [n, dim] that (s, a) does not determine, by a Gamma test; nan: unknown.
+
+    Half the squared difference of two neighbours' targets, against their squared distance in whitened (s, a), for the
+    first to tenth neighbours: the line's value at distance 0 is the variance of the noise (Stefansson, Koncar & Jones
+    1997). Over the variance of the targets: 0 is a function of (s, a), 1 pure noise.
+    """
+    targets = targets.astype(np.float64)
+    scale = targets.std(0)
+    targets = targets[:, scale > 0] / scale[scale > 0]
+    if not targets.shape[1]:
+        return np.nan
+    pairs = np.concatenate([rows.observations, rows.actions], -1, dtype=np.float64)
+    mean, whitener = whitening(pairs)
+    random = np.random.default_rng(seed)
+    queries = random.choice(len(pairs), min(len(pairs), QUERIES), replace=False)
+    nearest, squared = _nearest((pairs - mean) @ whitener, rows.episodes, queries)
+    usable = np.isfinite(squared).all(1)
+    if usable.sum() < 2:
+        return np.nan
+    nearest, squared, queries = nearest[usable], squared[usable], queries[usable]
+    gamma = 0.5 * ((targets[nearest] - targets[queries][:, None]) ** 2).mean((0, 2))  # [NEIGHBOURS]
+    delta = squared.mean(0)
+    apart = np.ptp(delta) > 1e-12 * (1 + delta.max())
+    return float(np.clip(np.polyfit(delta, gamma, 1)[1] if apart else gamma.mean(), 0, 1))

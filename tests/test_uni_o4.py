@@ -118,6 +118,29 @@ def test_the_gate_scores_the_states_visited_before_a_predicted_termination(monke
     np.testing.assert_allclose(uni_o4.gate_scores(state, data, config.gate_length, config), expected, rtol=1e-4)
 
 
+def test_the_gate_keeps_the_models_states_within_the_range_of_the_data(monkeypatch):
+    def exploding(ensemble, config):
+        return lambda key, observations, actions: (
+            jnp.full_like(observations, 1e6),
+            jnp.zeros(len(observations)),
+            jnp.zeros(len(observations)),
+        )
+
+    monkeypatch.setattr(uni_o4, "model", exploding)
+    config = small()
+    state, data = start(config), gate_data(config)
+    key = jax.random.split(jax.random.key(0))[0]
+    observations = np.asarray(data.transitions.observations)
+    rows = np.asarray(jax.random.randint(key, (config.gate_rollouts,), 0, len(observations)))
+    corner = observations.max(0)[None]
+    for i, score in enumerate(uni_o4.gate_scores(state, data, config.gate_length, config)):
+        actor = member(state.actor, i)
+        starts = q_of(state.critic, observations[rows], gaussian(actor, observations[rows])[0])
+        after = q_of(state.critic, corner, gaussian(actor, corner)[0])[0]
+        expected = (starts.mean() + (config.gate_length - 1) * after) / config.gate_length
+        np.testing.assert_allclose(score, expected, rtol=1e-4)
+
+
 def test_a_member_is_replaced_only_above_its_own_best_and_the_best_of_them_is_deployed(monkeypatch):
     monkeypatch.setattr(uni_o4, "model", decaying)
     config = small()

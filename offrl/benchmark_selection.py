@@ -28,6 +28,7 @@ from rich.table import Table
 from offrl import commands, selectors, statistics
 from offrl.diagnostics import cost, seconds_spent
 from offrl.errors import UserError, nearest, run_command
+from offrl.runs import labels
 
 CANDIDATE_COLUMNS = ["run", "algorithm", "setting", "member", "seed", "step"]
 REFERENCES = {
@@ -81,12 +82,14 @@ class ScoredPool:
 
     @cached_property
     def cloned(self) -> np.ndarray:
-        """Whether it is a last checkpoint of behaviour cloning, bool [n]."""
-        return self.candidates.index.isin(selectors.cloning(self.candidates))
+        """Whether it is a last checkpoint of behaviour cloning that may be deployed, bool [n]."""
+        return self.candidates.index.isin(selectors.cloning(self.candidates, self.scores))
 
     @cached_property
     def default(self) -> np.ndarray:
-        """Whether it is the last checkpoint of a run with the published settings, bool [n]."""
+        """Whether it is the last checkpoint of a run with the default settings, bool [n]: in what the pool varies, the
+        algorithm's defaults; in what it does not, whatever all have. A table that does not tell has them where an
+        algorithm has one setting alone."""
         if "default" in self.candidates:
             return self.last & self.candidates["default"].astype(bool).to_numpy()
         return self.last & (self.candidates["setting"] == "").to_numpy()
@@ -169,13 +172,17 @@ class Resamples(NamedTuple):
 
     returns: np.ndarray
     """[resamples, n]"""
-    present: np.ndarray
-    """Which candidates there are, bool [resamples, n]."""
+    copies: np.ndarray
+    """How often each candidate is there, int [resamples, n]."""
+
+    @property
+    def present(self) -> np.ndarray:
+        return self.copies > 0
 
     @classmethod
     def none(cls, pool: ScoredPool) -> Resamples:
         returns = pool.returns.to_numpy(float)[None]
-        return cls(returns, np.ones(returns.shape, bool))
+        return cls(returns, np.ones(returns.shape, np.int64))
 
 
 def decisions(
@@ -188,13 +195,13 @@ def decisions(
         abstains: behaviour cloning is deployed instead (the mean of its last checkpoints; the mean of all, a random
             pick, where the pool has no cloning). So it is where no candidate that is present has a score.
     """
-    returns, present = drawn
+    returns, copies, present = *drawn, drawn.present
     count = np.arange(len(returns))
 
     def mean_of(mask: np.ndarray) -> np.ndarray:
-        rows = present & mask
-        total = rows.sum(1)
-        return np.where(total > 0, np.where(rows, returns, 0.0).sum(1) / np.maximum(total, 1), np.nan)
+        weights = copies * mask
+        total = weights.sum(1)
+        return np.where(total > 0, (weights * returns).sum(1) / np.maximum(total, 1), np.nan)
 
     low = np.where(present, returns, np.inf).min(1)
     high = np.where(present, returns, -np.inf).max(1)
@@ -328,8 +335,8 @@ def resample(pool: ScoredPool, count: int, random: np.random.Generator) -> Resam
         return None
     starts, size = (np.repeat(values, sizes) for values in (np.cumsum(sizes) - sizes, sizes))
     drawn = order[starts + (random.random((count, len(order))) * size).astype(int)]
-    there = np.zeros((count, len(order)), bool)
-    there[np.arange(count)[:, None], drawn] = True
+    copies = np.zeros((count, len(order)), np.int64)
+    np.add.at(copies, (np.arange(count)[:, None], drawn), 1)
     returns = np.broadcast_to(pool.returns.to_numpy(float), (count, len(pool.returns)))
     if pool.episodes is not None:
         matrix = pool.episodes.to_numpy()
@@ -340,7 +347,7 @@ def resample(pool: ScoredPool, count: int, random: np.random.Generator) -> Resam
         returns = np.where(total > 0, weights @ np.where(played, matrix, 0.0).T / np.maximum(total, 1), returns)
     elif noise.any():
         returns = returns + noise * random.standard_normal(returns.shape)
-    return Resamples(returns, there[:, pool.member])
+    return Resamples(returns, copies[:, pool.member])
 
 
 def over_pools(
@@ -421,7 +428,8 @@ def benchmark(
         orders = {}
         for name in names:
             # one that this pool cannot feed is asked all the same: it abstains, or ranks by what there is
-            rank = selectors.find(name, selectors.SELECTORS | {name: selectors.single(name, "high")} | known)
+            unfed = {} if ":" in name else {name: selectors.single(name, "high")}
+            rank = selectors.find(name, unfed | selectors.SELECTORS | known)
             orders[name] = selectors.apply(rank, pool.scores, pool.candidates)
         orders |= {name: scores for name, scores in references(pool).items() if name not in orders}
         plain, others = Resamples.none(pool), resample(pool, within, random)
@@ -618,13 +626,15 @@ def gather_returns(runs: Sequence[str | Path]) -> pd.DataFrame:
         UserError: a run has none.
     """
     tables = []
-    for run in map(Path, runs):
+    for run, label in zip(map(Path, runs), labels([Path(run) for run in runs]), strict=True):
         file = run / "oracle" / "returns.csv"
         if not file.exists():
             raise UserError(f"{run}: no returns yet; score it with python -m offrl.evaluate {run} checkpoints=all")
         table = read_csv(file)
-        name = run.name + "/" + table["member"].astype(str) + "/" + table["step"].astype(str)
-        tables.append(table.assign(candidate=name))
+        name = label + "/" + table["member"].astype(str) + "/" + table["step"].astype(str)
+        table = table.assign(candidate=name, episode=table["reset_seed"])
+        # asked for from two first seeds, an episode is there twice
+        tables.append(table.drop_duplicates(["candidate", "env", "episode"]))
     gathered = pd.concat(tables, ignore_index=True)
     return gathered[["candidate", *(name for name in gathered if name != "candidate")]]
 
@@ -756,6 +766,7 @@ def read_table(
         policy: columns that name a policy; none: every row is one.
         algorithm, setting, seed: columns that say what was trained; runs of one algorithm and setting differ in the
             seed, and are resampled together. With `step`, rows that agree in all of these are one run's checkpoints.
+            Without a setting, rows are of one setting where a seed or step is given, else each of its own.
 
     Raises:
         UserError: a column is missing, a value is no number, or a policy is there twice.
@@ -770,12 +781,13 @@ def read_table(
         return table[list(columns)].astype(str).agg(" ".join, axis=1)
 
     row = np.arange(1, len(table) + 1).astype(str)
+    runs_known = seed is not None or step is not None
     frame = pd.DataFrame(
         {
             "pool": label(pool, path.stem),
             "candidate": label(policy, row),
             "algorithm": label(algorithm, "unknown"),
-            "setting": label(setting, row),
+            "setting": label(setting, "" if runs_known else row),
             "seed": table[seed] if seed else 0,
             "member": 0,
             "step": numbers(table, step, path) if step else np.nan,

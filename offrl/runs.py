@@ -30,11 +30,26 @@ def write_whole(path: Path, text: str) -> None:
     part.replace(path)
 
 
+def differing_names(options: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of the options in which not all of several members agree."""
+    names = sorted({name for each in options for name in each})
+    return [name for name in names if len({str(each.get(name)) for each in options}) > 1]
+
+
 def differing_options(options: Sequence[dict[str, Any]]) -> list[str]:
     """Of each of several members the options, as text, in which not all of them agree."""
-    names = sorted({name for each in options for name in each})
-    differing = [name for name in names if len({str(each.get(name)) for each in options}) > 1]
+    differing = differing_names(options)
     return [", ".join(f"{name}={each.get(name)}" for name in differing) for each in options]
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """A name for each of several folders: its own, with as many of those above it as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        found = ["/".join(each[-count:]) for each in parts]
+        if len(set(found)) == len(set(parts)):
+            break
+    return found
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -114,9 +129,9 @@ class Run:
         return [step for step in self.checkpoints() if step > earlier]
 
     def last_checkpoint(self, member: int) -> int | None:
-        """The last checkpoint at which the member was healthy; None where there is none."""
+        """The last checkpoint of a policy at which the member was healthy; None where there is none."""
         diverged_at = self.members[member]["diverged_at"]
-        healthy = [step for step in self.checkpoints() if diverged_at is None or step < diverged_at]
+        healthy = [step for step in self.policy_checkpoints() if diverged_at is None or step < diverged_at]
         return healthy[-1] if healthy else None
 
     def saved_like(self) -> dict[str, Any]:

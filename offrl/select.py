@@ -149,7 +149,7 @@ def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[s
     dataset = pool.dataset
     places = {name: i for i, name in enumerate(scores.index)}
     chosen = [places[name] for name in choice.deploy[:1]]
-    cloned = [places[name] for name in selectors.cloning(pool.table.set_index("candidate"))]
+    cloned = [places[name] for name in selectors.cloning(pool.table.set_index("candidate"), scores)]
     rows = []
     for name in VALUE:
         if name not in replicates or not chosen or not np.isfinite(replicates[name][chosen]).all():
@@ -163,7 +163,7 @@ def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[s
         if name == "behaviour_advantage":  # an advantage over the behaviour: its own value is 0
             row["behaviour"], row["beats_behaviour"] = 0.0, chance(mine)
         else:
-            logged = dataset.returns_to_go(evaluation.DISCOUNT)[dataset.starts]
+            logged = evaluation.continued_returns(dataset)[dataset.starts]  # as long as what it is compared with
             weights = pool.episode_weights
             row["behaviour"] = float(logged.mean())
             row["beats_behaviour"] = chance(mine - weights @ logged / weights.sum(1))
@@ -484,7 +484,7 @@ def _decision(selection: Selection) -> str:
         lines.append(f"  if {row['estimate']} is right: {', '.join(known)}")
     if not len(selection.chances):
         lines.append("  how likely it beats BC or the data is not known: no value estimate applies")
-    if choice.deploy and not len(selectors.cloning(selection.candidates.set_index("candidate"))):
+    if choice.deploy and not len(selectors.cloning(selection.candidates.set_index("candidate"), selection.scores)):
         lines.append("  no cloning among the candidates to compare with: train algo=bc on these data, and select again")
     if not np.isnan(selection.agreement):
         warning = ": they contradict each other, trust the order little" if selection.agreement < LOW_AGREEMENT else ""

@@ -145,7 +145,8 @@ def rank_mean(
         notes.append(f"{name}: {', '.join(used)}")
         uses += used
         total, weights = total + weight * mean, weights + weight
-    result = (total / weights).where(eligible) if weights else pd.Series(np.nan, index=scores.index)
+    # rounded, so that equal means of ranks tie whatever the order of their sums
+    result = (total / weights).round(12).where(eligible) if weights else pd.Series(np.nan, index=scores.index)
     result.name = "score"
     result.attrs |= {"notes": notes, "uses": uses}
     if result.isna().all():
@@ -163,7 +164,7 @@ def prefers_cloning(ranking: pd.Series, scores: pd.DataFrame, candidates: pd.Dat
     BC candidates). What is not known does not hold. The bound of the advantage is `behaviour_advantage_lcb`, or the
     mean less 1.645 standard errors, or, where these are not given, the mean.
     """
-    cloned = cloning(candidates)
+    cloned = cloning(candidates, scores)
     winners = ranking.index[ranking == ranking.max()]
     if not len(cloned) or len(winners.intersection(cloned)):
         return ""
@@ -201,10 +202,12 @@ def last_checkpoints(candidates: pd.DataFrame) -> pd.Index:
     return candidates.index[(candidates["step"] == last) | candidates["step"].isna()]
 
 
-def cloning(candidates: pd.DataFrame) -> pd.Index:
-    """Last checkpoints of behaviour cloning, deployed when a selector abstains; empty where the pool has none."""
+def cloning(candidates: pd.DataFrame, scores: pd.DataFrame) -> pd.Index:
+    """Last checkpoints of behaviour cloning that pass the health checks, deployed when a selector abstains; empty where
+    the pool has none."""
     last = candidates.loc[last_checkpoints(candidates)]
-    return last.index[last["algorithm"].astype(str).str.lower() == BC]
+    healthy = vetoes(scores).reindex(last.index, fill_value="") == ""
+    return last.index[healthy & (last["algorithm"].astype(str).str.lower() == BC)]
 
 
 def coverage_weighted(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
@@ -343,7 +346,7 @@ def choose(scores: pd.DataFrame, candidates: pd.DataFrame, selector: Selector = 
     ordered = ordered.iloc[np.lexsort((ordered.index.astype(str), -ordered.to_numpy()))]
     first = list(ordered.index[ordered == ordered.iloc[0]]) if len(ordered) else []
     abstains = result.attrs.get("abstains", "") or ("" if len(ordered) else "no candidate has a score")
-    deploy = list(cloning(candidates)) if abstains else first[:1]
+    deploy = list(cloning(candidates, scores)) if abstains else first[:1]
     notes = list(result.attrs.get("notes", []))
     return Choice(ordered, list(ordered.index[:top]), len(first), abstains, deploy, notes)
 

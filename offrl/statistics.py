@@ -419,16 +419,20 @@ def bandit_curve(
     )
     totals, pulls = np.zeros((repeats, arms)), np.zeros((repeats, arms))
     curve = np.empty(budget)
+
+    def best(values: np.ndarray) -> np.ndarray:
+        """The arm of the highest value, [repeats]; of equal ones a random one, so that their order tells nothing."""
+        tied = values == values.max(axis=1, keepdims=True)
+        return np.argmax(tied * (1 - random.random(values.shape)), axis=1)
+
     for t in range(budget):
         seen = np.maximum(pulls, 1)
-        if t < arms:
-            arm = first[:, t]
-        else:
-            arm = np.argmax(totals / seen + exploration * np.sqrt(2 * np.log(t) / seen), axis=1)
+        bonus = exploration * np.sqrt(2 * np.log(max(t, 1)) / seen)
+        arm = first[:, t] if t < arms else best(totals / seen + bonus)
         totals[trials, arm] += scaled[arm, random.integers(episodes, size=repeats)]
         pulls[trials, arm] += 1
         means = np.where(pulls > 0, totals / np.maximum(pulls, 1), -np.inf)
-        curve[t] = truth[np.argmax(means, axis=1)].mean()
+        curve[t] = truth[best(means)].mean()
     return curve
 
 

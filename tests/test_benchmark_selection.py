@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,14 @@ def test_runs_are_resampled_with_all_their_checkpoints():
     assert bench.resample(pool([1, 2, 3]), 10, np.random.default_rng(0)) is None
 
 
+def test_means_over_resampled_runs_vary_as_those_of_a_bootstrap():
+    runs = 5
+    values = np.arange(runs) ** 2.0
+    p = pool([*values, 3.0], rows=[(f"b{i}", "bc", "", i, 1) for i in range(runs)] + [("i", "iql", "", 0, 1)])
+    found = bench.decisions(p, np.zeros(runs + 1), True, bench.resample(p, 20_000, np.random.default_rng(0)))
+    assert found["return"].std() == pytest.approx(values.std() / np.sqrt(runs), rel=0.03)
+
+
 def test_episodes_are_resampled_together_and_errors_singly():
     noise = 5 * np.random.default_rng(0).normal(size=40)
     episodes = np.array([noise, noise + 1, noise + 3])
@@ -260,6 +269,26 @@ def test_a_selector_that_a_pool_cannot_feed_abstains_there():
     named = bench.benchmark([one, two], ["fqe_lcb"], resamples=50, within=5)
     abstained = named.points[(named.points["metric"] == "abstains") & (named.points["selector"] == "fqe_lcb")]
     assert abstained["value"].tolist() == [0, 1]
+
+
+def test_a_selector_of_yours_is_asked_and_one_that_is_not_there_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def by_fqe(scores, candidates):\n    return scores['fqe_lcb']\n")
+    pools = several_pools(2)
+    found = bench.benchmark(pools, [f"{tmp_path}/mine.py:by_fqe", "fqe_lcb"], resamples=50, within=5).points
+    mine, theirs = (found[found["selector"] == name].set_index(["pool", "metric"])["value"] for name in
+                    (f"{tmp_path}/mine.py:by_fqe", "fqe_lcb"))  # fmt: skip
+    assert mine.xs("abstains", level="metric").tolist() == [0, 0]
+    pd.testing.assert_series_equal(mine, theirs, check_names=False)
+    with pytest.raises(UserError, match="there is no file"):
+        bench.benchmark(pools, [f"{tmp_path}/nowhere.py:by_fqe"], resamples=50, within=5)
+
+
+def test_a_composite_that_a_pool_feeds_in_part_ranks_by_what_there_is():
+    one, two = several_pools(2)
+    one = replace(one, scores=one.scores.assign(behaviour_advantage=one.scores["fqe_lcb"]))
+    found = bench.benchmark([one, two], ["value_only"], resamples=50, within=5).points
+    abstained = found[(found["metric"] == "abstains") & (found["selector"] == "value_only")]
+    assert abstained["value"].tolist() == [0, 0]
 
 
 def tidy(tmp_path, oracle=None, **changes):
@@ -339,10 +368,12 @@ def test_returns_of_runs_are_looked_up(tmp_path):
     for number in range(2):
         (tmp_path / f"run{number}" / "oracle").mkdir(parents=True)
         rows = [
-            {"env": "Hopper-v5", "member": 0, "step": step, "episode": e, "return": 4 * number + step + sign}
+            {"env": "Hopper-v5", "member": 0, "step": step, "episode": e, "reset_seed": first + e,
+             "return": 4 * number + step + sign}
             for step in range(4)
-            for e, sign in enumerate((-1, 1))
-        ]
+            for first, signs in ((100, (-1, 1)), (101, (1,)))  # from another first seed, the second once more
+            for e, sign in enumerate(signs)
+        ]  # fmt: skip
         pd.DataFrame(rows).to_csv(tmp_path / f"run{number}" / "oracle" / "returns.csv", index=False)
     found = bench.read_pools(diagnostics, None)
     for ours, theirs in zip(found, expected, strict=True):
@@ -377,6 +408,16 @@ def test_a_plain_table(tmp_path):
     assert regret["loss"].tolist() == [0, 1]
     assert regret["q"].tolist() == [0.25, 0]  # a tie of the two better ones; the one without a score is not chosen
     assert "last checkpoint" not in regret  # every policy is one: that is a random pick
+
+
+def test_rows_of_a_plain_table_are_runs_of_one_setting_where_their_seed_or_step_is_told(tmp_path):
+    rows = [(a, seed, step, 3 * seed + step) for a in ("x", "y") for seed in range(3) for step in range(3)]
+    pd.DataFrame(rows, columns=["alg", "seed", "step", "online"]).to_csv(tmp_path / "t.csv", index=False)
+    told = {"algorithm": ["alg"], "seed": "seed", "step": "step"}
+    (p,) = bench.read_table(tmp_path / "t.csv", [bench.Score.parse("q=online")], "online", **told)
+    assert (len(np.unique(p.member)), p.last.sum(), len(np.unique(p.configuration))) == (6, 6, 2)
+    (p,) = bench.read_table(tmp_path / "t.csv", [bench.Score.parse("q=online")], "online", algorithm=["alg"])
+    assert len(np.unique(p.configuration)) == 18
 
 
 def run(*arguments):

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -18,7 +19,7 @@ from pools import linear, linear_quadratic, made_pool, made_run
 from offrl import configuration, select
 from offrl.errors import UserError
 from offrl.evaluate import evaluate_run
-from offrl.runs import Run
+from offrl.runs import Run, labels
 
 QUICK = "finite,range,action_distances,lstd,neighbours"
 TRAIN = """
@@ -265,3 +266,18 @@ def test_the_chance_of_beating_the_data_follows_from_the_resampled_episodes():
     assert found["beats_behaviour"] == pytest.approx((150 + 0.5) / 201)
     assert np.isnan(found["beats_bc"])  # there is none in the pool
     assert pool.episode_weights.shape == (200, episodes)
+
+
+def test_a_policy_like_the_behaviour_beats_it_half_the_time_though_episodes_are_cut_off():
+    data = linear_quadratic(episodes=40)
+    data = replace(data, rewards=-np.ones_like(data.rewards))  # worth -100 for ever, and -18 until the time limit
+    pool = made_pool(data, made_run(data, {1: [linear(-0.9)]}))
+    scores = pd.DataFrame({"lstd": [-100.0]}, index=list(pool.table["candidate"]))
+    choice = select.Choice(pd.Series([1.0], index=scores.index), [scores.index[0]], 1, "", [scores.index[0]], [])
+    found = select.chances(pool, choice, scores, {"lstd": np.full((1, 200), -100.0)}).iloc[0]
+    assert found["behaviour"] == pytest.approx(-100, abs=1e-3)
+
+
+def test_runs_of_one_name_in_several_folders_are_told_apart():
+    assert labels([Path("/r/a/td3"), Path("/r/b/td3")]) == ["a/td3", "b/td3"]
+    assert labels([Path("/r/a/td3"), Path("/r/a/bc")]) == ["td3", "bc"]

@@ -120,6 +120,26 @@ def test_all_vetoed_or_nothing_known_abstains():
     assert (choice.abstains, choice.deploy) == ("no candidate has a score", ["b"])
 
 
+def test_cloning_that_fails_a_health_check_is_not_fallen_back_on():
+    scores, described = table(saturation=[1.0, 2.0, 3.0, 4.0], non_finite=[0.0, 1.0, 0.0, 0.0])
+    described.loc[["b", "c"], "algorithm"] = "bc"
+    assert selectors.choose(scores, described).deploy == ["c"]
+    scores.loc["c", "non_finite"] = 1.0
+    assert selectors.choose(scores, described).deploy == []
+
+
+def test_equal_means_of_ranks_tie_whatever_the_order_of_their_sum():
+    random = np.random.default_rng(0)
+    names = [f"c{i}" for i in range(20)]
+    columns = ["fqe_lcb", "behaviour_advantage", "action_distance", "ood_fraction"]
+    for _ in range(200):
+        scores = pd.DataFrame({c: random.permutation(20).astype(float) for c in columns}, index=names)
+        found = selectors.rank_mean(scores, candidates(names))
+        ranks = scores.rank()
+        exact = ranks["fqe_lcb"] + ranks["behaviour_advantage"] - ranks["action_distance"] - ranks["ood_fraction"]
+        assert (found == found.max()).sum() == (exact == exact.max()).sum()
+
+
 def test_order_duplicates_and_units_do_not_matter():
     random = np.random.default_rng(0)
     names = [f"p{i}" for i in range(20)]

@@ -180,6 +180,10 @@ def test_bandit_with_negative_returns_recommends_only_what_was_tried():
     noisy = np.random.default_rng(0).normal(size=(5, 30))
     plain = st.bandit_curve(noisy, 20, -3, 3, repeats=50)
     np.testing.assert_allclose(st.bandit_curve(1000 * noisy - 7, 20, -3007, 2993, repeats=50), 1000 * plain - 7)
+    # ties are broken at random: which arm comes first tells nothing
+    coins = np.array([[1.0] * 9 + [0.0], [1.0] + [0.0] * 9])
+    forth, back = (st.bandit_curve(arms, 2, 0, 1, repeats=20_000)[1] for arms in (coins, coins[::-1]))
+    assert forth == pytest.approx(back, abs=0.02)
     with pytest.raises(ValueError, match="width"):
         st.bandit_curve(returns, 2, 5, 5)
 

@@ -218,7 +218,7 @@ def behaviour(pool: Pool) -> Behaviour:
 def _behaviour(pool: Pool) -> Behaviour:
     rows, inputs = pool.train, standardiser(pool)
     low, high = value_bounds(rows.rewards, rows.terminations, DISCOUNT)
-    returns = _returns(pool.dataset)[rows.steps]
+    returns = continued_returns(pool.dataset)[rows.steps]
     data = Transitions(
         inputs=jnp.asarray(inputs(rows.observations, rows.actions)),
         next_inputs=jnp.asarray(inputs(rows.next_observations)),
@@ -235,7 +235,7 @@ def _behaviour(pool: Pool) -> Behaviour:
     return Behaviour(data, *fit_behaviour(key, q, v, data, states))
 
 
-def _returns(dataset: Dataset) -> np.ndarray:
+def continued_returns(dataset: Dataset) -> np.ndarray:
     """Discounted returns of the steps; what a truncated episode misses is made up by the mean reward, for ever."""
     tail = dataset.rewards.mean() / (1 - DISCOUNT) * ~dataset.terminations[dataset.ends]
     remaining = dataset.lengths[dataset.episode_of_step] - dataset.timesteps

@@ -19,10 +19,11 @@ import numpy as np
 import pandas as pd
 
 from offrl.algorithm import Algorithm, Spec
+from offrl.configuration import option_defaults, tuned_values
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
 from offrl.errors import UserError
-from offrl.runs import Run, differing_options
+from offrl.runs import Run, differing_names, differing_options, flat, labels
 
 CHUNK = 8192
 """Rows per call of a policy: one compiled program per algorithm, whatever the number of rows."""
@@ -38,10 +39,12 @@ class Candidate:
     run: Run
     member: int
     step: int
+    label: str = ""
+    """What tells the run from others of its pool; by default its folder's name."""
 
     @property
     def name(self) -> str:
-        return f"{self.run.path.name}/{self.member}/{self.step}"
+        return f"{self.label or self.run.path.name}/{self.member}/{self.step}"
 
     @property
     def config(self) -> Any:
@@ -150,7 +153,7 @@ class Pool:
         for run in runs:
             held_out &= held_out_episodes(run, dataset)
         candidates = []
-        for run in runs:
+        for run, label in zip(runs, labels([run.path for run in runs]), strict=True):
             steps = run.policy_checkpoints()
             if not steps:
                 raise UserError(f"{run.path}: no checkpoint of a policy yet; train it to its end, or leave it out")
@@ -158,7 +161,7 @@ class Pool:
                 chosen = np.linspace(len(steps), 0, checkpoints, endpoint=False).round().astype(int)[::-1] - 1
                 steps = [steps[i] for i in np.unique(chosen)]
             for member in range(len(run.members)):
-                candidates += [Candidate(run, member, step) for step in steps]
+                candidates += [Candidate(run, member, step, label) for step in steps]
         return cls(dataset, candidates, held_out, rows, seed)
 
     def __len__(self) -> int:
@@ -175,7 +178,10 @@ class Pool:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per candidate: candidate, run, algorithm, setting, member, seed, step, dataset, fingerprint."""
+        """One row per candidate: candidate, run, algorithm, setting, default, member, seed, step, dataset, fingerprint.
+
+        `setting` is what the pool varies of the algorithm, and `default` whether that is as published for the dataset.
+        """
         rows = [
             {
                 "candidate": candidate.name,
@@ -191,11 +197,17 @@ class Pool:
         ]
         table = pd.DataFrame(rows)
         settings: dict[Any, str] = {}
-        for _, group in table.groupby("algorithm"):
+        defaults: dict[Any, bool] = {}
+        for name, group in table.groupby("algorithm"):
             members = [self.candidates[i] for i in group.index]
-            texts = differing_options([candidate.run.options(candidate.member) for candidate in members])
-            settings |= dict(zip(group.index, texts, strict=True))
+            options = [candidate.run.options(candidate.member) for candidate in members]
+            settings |= dict(zip(group.index, differing_options(options), strict=True))
+            published = flat(option_defaults(members[0].run.algorithm)) | tuned_values(str(name), self.dataset.name)[0]
+            varied = differing_names(options)
+            same = [all(each.get(option) == published.get(option) for option in varied) for each in options]
+            defaults |= dict(zip(group.index, same, strict=True))
         table.insert(3, "setting", pd.Series(settings, dtype=object))
+        table.insert(4, "default", pd.Series(defaults, dtype=bool))
         return table
 
     # Data

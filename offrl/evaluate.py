@@ -338,6 +338,11 @@ def read_returns(run: Run) -> pd.DataFrame:
         raise UserError(f"{file}: damaged ({error}); delete it to score again") from error
 
 
+def episodes_played(run: Run) -> pd.DataFrame:
+    """`read_returns`, in which no policy has a reset seed twice, as where it was asked for from two first seeds."""
+    return read_returns(run).drop_duplicates(["env", "step", "member", "reset_seed"], ignore_index=True)
+
+
 def write_returns(run: Run, rows: pd.DataFrame) -> None:
     """Add rows to the oracle table, the whole file at once."""
     table = pd.concat([read_returns(run), rows]).drop_duplicates(KEY, ignore_index=True).sort_values(KEY)

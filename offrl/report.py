@@ -24,7 +24,7 @@ import offrl.data
 from offrl import commands, diagnostics, report_pictures, scores, statistics
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, run_command
-from offrl.evaluate import read_returns, run_reference
+from offrl.evaluate import episodes_played, run_reference
 from offrl.report_page import (
     Cell,
     Column,
@@ -120,7 +120,7 @@ def gather(paths: Sequence[Path]) -> Material:
         mine = table[table["run"] == str(run.path)]
         env = mine["env"].iloc[0]
         column = "normalized_score" if run_reference(run, env) else "return"
-        rows = read_returns(run)
+        rows = episodes_played(run)
         returns[str(run.path)] = rows[rows["env"] == env].assign(score=lambda r, c=column: r[c])
     colours = {name: place for place, name in enumerate(dict.fromkeys(table["name"]))}
     material = Material(runs, table, parts, scores.labels(parts), messages, [], colours, returns)

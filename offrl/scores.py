@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from offrl.data.dataset import Reference
 from offrl.errors import UserError
-from offrl.evaluate import Request, plan_checkpoints, read_returns, run_reference
+from offrl.evaluate import Request, episodes_played, plan_checkpoints, read_returns, run_reference
 from offrl.runs import Run, differing_options
 from offrl.statistics import Interval, aggregate_interval, standard_error
 
@@ -51,7 +51,7 @@ def scores(runs: Sequence[Run], selections: Iterable[Path] = ()) -> pd.DataFrame
     Raises:
         UserError: no run; or two selections that chose differently for one run.
     """
-    chosen = _selected_steps(selections)
+    chosen = _selected(selections)
     rows = [row for run in runs for row in _run_scores(run, chosen)]
     if not rows:
         raise UserError("no run given; give one or more folders that offrl.train made")
@@ -86,33 +86,48 @@ def _settings(table: pd.DataFrame) -> pd.Series:
     return pd.Series(settings).reindex(table.index)
 
 
-def _selected_steps(selections: Iterable[Path]) -> dict[tuple[Path, int], int | None]:
-    """(run, member) -> the checkpoint that the selector ranks first among that member's; None where it vetoes all."""
-    steps: dict[tuple[Path, int], int | None] = {}
+class Selected(NamedTuple):
+    """What a selection says of one member."""
+
+    step: int | None
+    """The checkpoint that it ranks first among the member's; None where it vetoes all."""
+    seen: int
+    """The last checkpoint that it has looked at."""
+    fingerprint: str
+    """Of the data that it was made on."""
+
+
+def _selected(selections: Iterable[Path]) -> dict[tuple[Path, int], Selected]:
+    """(run, member) -> what was selected of it."""
+    steps: dict[tuple[Path, int], Selected] = {}
     for folder in selections:
         file = Path(folder) / "candidates.csv"
         if not file.is_file():
             raise UserError(f"{folder}: no candidates.csv; give a folder that offrl.select wrote")
         try:
             ranked = pd.read_csv(file)
+            ranked["seen"] = ranked.groupby(["run", "member"])["step"].transform("max")
             best = ranked.sort_values("score", ascending=False, kind="stable").drop_duplicates(["run", "member"])
+            columns = ["run", "member", "step", "score", "seen", "fingerprint"]
             found = {
-                (Path(run).resolve(), int(member)): None if np.isnan(score) else int(step)
-                for run, member, step, score in best[["run", "member", "step", "score"]].itertuples(index=False)
+                (Path(run).resolve(), int(member)): Selected(
+                    None if np.isnan(score) else int(step), int(seen), str(fingerprint)
+                )
+                for run, member, step, score, seen, fingerprint in best[columns].itertuples(index=False)
             }
         except (ValueError, KeyError) as error:
             raise UserError(f"{file}: damaged ({error}); run offrl.select again") from error
-        for key, step in found.items():
-            if key in steps and steps[key] != step:
-                raise UserError(f"{folder}: chooses step {step} of {key[0]}, member {key[1]}, and another selection "
-                                f"step {steps[key]}; give one of the two")  # fmt: skip
+        for key, selected in found.items():
+            if key in steps and steps[key].step != selected.step:
+                raise UserError(f"{folder}: chooses step {selected.step} of {key[0]}, member {key[1]}, and another "
+                                f"selection step {steps[key].step}; give one of the two")  # fmt: skip
         steps |= found
     return steps
 
 
-def _run_scores(run: Run, chosen: dict[tuple[Path, int], int | None]) -> list[dict[str, Any]]:
+def _run_scores(run: Run, chosen: dict[tuple[Path, int], Selected]) -> list[dict[str, Any]]:
     dataset, protocol = run.info["dataset"], run.info["protocol"]
-    table = read_returns(run)
+    table = episodes_played(run)
     played = table["env"].unique()
     # without an environment of its own, a run may have been scored in one that the user named
     env = dataset["env_id"] or (played[0] if len(played) == 1 else "")
@@ -174,7 +189,7 @@ def _run_scores(run: Run, chosen: dict[tuple[Path, int], int | None]) -> list[di
 
 
 def _step(
-    kind: str, run: Run, member: int, last: int | None, means: pd.Series, chosen: dict[tuple[Path, int], int | None]
+    kind: str, run: Run, member: int, last: int | None, means: pd.Series, chosen: dict[tuple[Path, int], Selected]
 ) -> tuple[int | None, str]:
     """Which checkpoint of a member the kind of score is of, or why it is of none."""
     if kind == "last":
@@ -183,7 +198,12 @@ def _step(
         key = (run.path.resolve(), member)
         if key not in chosen:
             return None, "offrl.select was not run on it"
-        return chosen[key], "" if chosen[key] is not None else "the selector vetoes all of its checkpoints"
+        selected, again = chosen[key], "run offrl.select again"
+        if selected.fingerprint != run.info["dataset"]["fingerprint"]:
+            return None, f"it was selected on other data, with fingerprint {selected.fingerprint}; {again}"
+        if last is not None and last > selected.seen:
+            return None, f"offrl.select has seen no checkpoint after step {selected.seen}; {again}"
+        return selected.step, "" if selected.step is not None else "the selector vetoes all of its checkpoints"
     healthy = {step for step in run.policy_checkpoints() if last is not None and step <= last}
     if not set(means.index) >= healthy:
         missing = len(healthy - set(means.index))
@@ -213,17 +233,21 @@ def _scaled(value: float, reference: Reference | None) -> float:
 
 def groups(table: pd.DataFrame) -> tuple[list[pd.DataFrame], list[str]]:
     """The scores split so that each part compares, and messages: for each dataset that had to be split, and for each
-    member that is there twice, of which the first counts."""
+    member that is there twice, of which the one with more of the scores counts, or the first."""
     parts, messages = [], []
     for _, part in table.groupby(SAME, sort=False, dropna=False):
-        same_member = ["algorithm", "setting", "kind", "seed"]
         # not independent of its double: the same seed in another run of the same settings
-        again = part[part.duplicated(same_member) & (part["kind"] == KINDS[0])]
+        same_member = ["algorithm", "setting", "seed"]
+        known = part["score"].notna().groupby([part[name] for name in [*same_member, "run"]]).transform("sum")
+        first = part.assign(known=known).sort_values("known", ascending=False, kind="stable")
+        counted = part[same_member].merge(first.drop_duplicates(same_member)[[*same_member, "run"]], how="left")
+        left_out = counted["run"].to_numpy() != part["run"].to_numpy()
+        again = part[left_out & (part["kind"] == KINDS[0])]
         for (algorithm, run), group in again.groupby(["algorithm", "run"], sort=False):
             seeds = ", ".join(map(str, group["seed"]))
             messages.append(f"{part['dataset'].iloc[0]}: seeds {seeds} of {algorithm} are in two runs; those of {run} "
                             "are left out")  # fmt: skip
-        parts.append(part.drop_duplicates(same_member))
+        parts.append(part[~left_out])
     for dataset, same_name in table.groupby("dataset", sort=False):
         differing = [c for c in SAME[1:] if same_name[c].nunique(dropna=False) > 1]
         if differing:

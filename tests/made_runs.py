@@ -125,8 +125,16 @@ def write_oracle(run: Run, returns: dict[int, dict[int, list[float]]], env: str 
 
 
 def make_selection(folder: Path, ranked: list[tuple[Run, int, int, float | None]]) -> Path:
-    """What offrl.select leaves: candidates with their scores (None: vetoed), best first."""
+    """What offrl.select leaves: candidates with their scores (None: vetoed), best first; those not named are vetoed."""
     folder.mkdir(parents=True)
+    named = {(run.path, member, step) for run, member, step, _ in ranked}
+    members = {(run.path, member): run for run, member, *_ in ranked}
+    ranked = ranked + [
+        (run, member, step, None)
+        for (path, member), run in members.items()
+        for step in run.checkpoints()
+        if (path, member, step) not in named
+    ]
     rows = [
         {
             "candidate": f"{run.path.name}/{member}/{step}",

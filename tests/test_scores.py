@@ -9,6 +9,7 @@ from made_runs import make_run, make_selection, write_oracle
 
 from offrl import scores
 from offrl.errors import UserError
+from offrl.evaluate import read_returns, write_returns
 
 EACH = {10: [20.0, 40.0], 20: [100.0, 140.0], 30: [60.0, 60.0]}
 """Normalised by 200: 15, 60 and 30."""
@@ -17,6 +18,38 @@ EACH = {10: [20.0, 40.0], 20: [100.0, 140.0], 30: [60.0, 60.0]}
 def by_kind(table: pd.DataFrame, column: str, member: int = 0) -> list:
     mine = table[table["member"] == member].set_index("kind")[column]
     return [mine[kind] for kind in scores.KINDS]
+
+
+def test_a_selection_of_other_data_or_of_before_the_last_checkpoint_is_not_used(tmp_path):
+    run = make_run(tmp_path / "run", {0: EACH})
+    selection = make_selection(tmp_path / "selection", [(run, 0, 10, 0.9)])
+    assert by_kind(scores.scores([run], [selection]), "score")[1] == 15.0
+    file = selection / "candidates.csv"
+    table = pd.read_csv(file)
+    table[table["step"] < 30].to_csv(file, index=False)
+    assert "no checkpoint after step 20" in by_kind(scores.scores([run], [selection]), "reason")[1]
+    table.assign(fingerprint="bbbb").to_csv(file, index=False)
+    assert "selected on other data" in by_kind(scores.scores([run], [selection]), "reason")[1]
+
+
+def test_an_episode_that_was_played_from_two_first_seeds_counts_once(tmp_path):
+    run = make_run(tmp_path / "run", {0: {30: [20.0, 80.0]}})  # of reset seeds 100 and 101
+    table = read_returns(run)
+    again = table.assign(episode=table["episode"] - 1).iloc[1:]  # 101 as a first episode
+    write_returns(run, again)
+    assert len(read_returns(run)) == 3
+    found = scores.scores([run]).iloc[0]
+    assert (found["episodes"], found["return"]) == (2, 50.0)
+
+
+def test_the_last_checkpoint_is_one_of_a_policy(tmp_path):
+    phases = [{"name": "dynamics", "updates": 10}, {"name": "policy", "updates": 20}]
+    run = make_run(tmp_path / "run", {0: EACH, 1: {10: [7.0]}}, seeds=[0, 1], diverged={1: 15})
+    run.info["phases"] = phases
+    assert run.last_checkpoint(0) == 30
+    assert run.last_checkpoint(1) is None
+    reasons = by_kind(scores.scores([run]), "reason", 1)
+    assert all("before a checkpoint" in reason for reason in reasons)
 
 
 def test_the_three_kinds_are_of_their_own_checkpoints_and_never_mix(tmp_path):
@@ -152,6 +185,16 @@ def test_a_seed_that_is_there_twice_counts_once_and_is_told(tmp_path):
     assert messages == [
         f"builtin:hopper/medium: seeds 1 of iql are in two runs; those of {tmp_path / 'two'} are left out"
     ]
+
+
+def test_of_two_runs_with_a_seed_the_scored_one_counts_whatever_their_order(tmp_path):
+    unscored = make_run(tmp_path / "unscored", {})
+    scored = make_run(tmp_path / "scored", {0: EACH})
+    for runs in ([unscored, scored], [scored, unscored]):
+        parts, messages = scores.groups(scores.scores(runs))
+        summary = scores.summarize(parts[0]).set_index("kind")
+        assert summary.loc["last", ["estimate", "members"]].to_list() == [30.0, 1]
+        assert f"those of {unscored.path} are left out" in messages[0]
 
 
 def test_two_selections_that_differ_are_refused_and_a_damaged_one_too(tmp_path):

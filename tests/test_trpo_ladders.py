@@ -97,7 +97,7 @@ def test_snapshots_score_what_is_known_of_them(ladders):
     assert list(hopper) == list(reacher) == list(range(0, 501, 20))
 
     def mean_return(env_id, state, episodes, limit, action_dim):
-        return ladders.play(env_id, state, episodes, limit, 0, noise=(0.0,) * action_dim).returns(limit).mean()
+        return ladders.play(env_id, state, np.arange(episodes), limit, noise=(0.0,) * action_dim).returns(limit).mean()
 
     assert mean_return("Hopper-v5", hopper[500], 2, 1000, 3) == pytest.approx(3728, abs=30)
     assert mean_return("Hopper-v5", hopper[0], 2, 1000, 3) < 200
@@ -131,7 +131,7 @@ def test_exact_densities_give_the_measured_value_near_the_data_and_a_refusal_far
     found = ladders.exact_importance_sampling(pool)
     value = found[found.estimator == "exact_importance_sampling"].set_index("snapshot")
     # from the log's own reset seeds, so that where the targets lie makes no difference
-    true = ladders.play("Reacher-v5", states[21], 60, 50, ladders.LOG_SEED).returns(50, DISCOUNT).mean()
+    true = ladders.play("Reacher-v5", states[21], ladders.LOG_SEED + np.arange(60), 50).returns(50, DISCOUNT).mean()
     assert value.value[21] == pytest.approx(true, abs=3 * value.standard_error[21])
     assert value.value[20] < true - 3 * value.standard_error[20]
     logged = dataset.returns_to_go(DISCOUNT)[dataset.starts].reshape(2, 60).mean(1)

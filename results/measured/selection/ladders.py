@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 TRPO = HERE.parents[2] / "tests" / "toys" / "trpo.py"
 POLICIES = HERE.parents[3] / "shared" / "data" / "policies"
 IN_DATA = (0, 20, 40, 60, 100)
-TRUTH_SEED, LOG_SEED = 100_000, 0  # of the first reset
+TRUTH_SEED, LOG_SEED = 100_000, 0  # of the first reset; the first is hopper's
 LOG_EPISODES = 400
 """Of each snapshot in reacher's log."""
 HOPPER = "minari:trpo/hopper/mixed-v0"
@@ -124,18 +124,18 @@ def _program(env_id: str, noise: tuple[float, ...] | None) -> Any:
     return jax.jit(noisy)
 
 
-def play(
-    env_id: str, state: Any, episodes: int, limit: int, seed: int, noise: tuple[float, ...] | None = None
-) -> Played:
-    """Episodes from the reset seeds `seed`, `seed + 1`, ...; actions are drawn, or with `noise` [action_dim] the mean
-    action and that much noise."""
+def play(env_id: str, state: Any, seeds: np.ndarray, limit: int, noise: tuple[float, ...] | None = None) -> Played:
+    """One episode from each reset seed; actions are drawn, or with `noise` [action_dim] the mean action and that much
+    noise."""
+    episodes = len(seeds)
     environments, act = _environments(env_id, limit, episodes), _program(env_id, noise)
-    now = np.stack([e.reset(seed=seed + i)[0] for i, e in enumerate(environments)]).astype(np.float32)
+    resets = [e.reset(seed=int(seed))[0] for e, seed in zip(environments, seeds, strict=True)]
+    now = np.stack(resets).astype(np.float32)
     dims = now.shape[1], environments[0].action_space.shape[0]
     observations = np.zeros((episodes, limit + 1, dims[0]), np.float32)
     actions, rewards = np.zeros((episodes, limit, dims[1]), np.float32), np.zeros((episodes, limit))
     lengths, terminated = np.zeros(episodes, int), np.zeros(episodes, bool)
-    observations[:, 0], alive, key = now, np.ones(episodes, bool), jax.random.key(seed)
+    observations[:, 0], alive, key = now, np.ones(episodes, bool), jax.random.key(int(seeds[0]))
     for t in range(limit):
         drawn = np.asarray(act(jax.random.fold_in(key, t), state, observations[:, t]))
         for i in np.flatnonzero(alive):
@@ -150,12 +150,12 @@ def play(
 def truth(ladder: Ladder, states: dict[int, Any]) -> pd.DataFrame:
     """One row per snapshot, way of acting ("mean", "drawn"), and what is summed up: `return` (undiscounted) and
     `discounted` within the time limit, and `for_ever` (discounted, episodes not cut off at the limit)."""
-    dim = simulators.spaces(ladder.env_id, {}).action_low.shape[0]
+    dim, seeds = simulators.spaces(ladder.env_id, {}).action_low.shape[0], truth_seeds(ladder)
     rows = []
     for iteration, state in states.items():
         for acting, noise in (("mean", (0.0,) * dim), ("drawn", None)):
             limit = ladder.for_ever if acting == "mean" else ladder.limit
-            played = play(ladder.env_id, state, ladder.episodes, limit, TRUTH_SEED, noise)
+            played = play(ladder.env_id, state, seeds, limit, noise)
             rows += truth_rows(iteration, acting, played, ladder)
         print(iteration, *(f"{row[2]} {row[3]:.4g}±{row[4]:.2g}" for row in rows[-5:]), flush=True)
     return pd.DataFrame(rows, columns=["snapshot", "acting", "sum", "value", "standard_error", "episodes"])
@@ -169,14 +169,41 @@ def truth_rows(iteration: int, acting: str, played: Played, ladder: Ladder) -> l
     }
     if acting == "drawn":  # not needed, and not played that long on reacher
         del sums["for_ever"]
-    n = ladder.episodes
-    return [(iteration, acting, name, x.mean(), x.std(ddof=1) / np.sqrt(n), n) for name, x in sums.items()]
+    errors = {name: truth_error(ladder, played, x) for name, x in sums.items()}
+    return [(iteration, acting, name, x.mean(), errors[name], len(x)) for name, x in sums.items()]
+
+
+def truth_seeds(ladder: Ladder) -> np.ndarray:
+    """Reset seeds of the roll-outs. Reacher's returns depend on how far the target is, so there they are a systematic
+    sample of those of the log, in the order of that distance."""
+    if ladder.env_id != "Reacher-v5":
+        return TRUTH_SEED + np.arange(ladder.episodes)
+    (environment,) = _environments(ladder.env_id, ladder.limit, 1)
+    count = LOG_EPISODES * len(IN_DATA)
+    order = np.argsort([_distance(environment.reset(seed=LOG_SEED + i)[0]) for i in range(count)])
+    step = count // ladder.episodes
+    return LOG_SEED + order[step // 2 :: step]
+
+
+def _distance(observations: np.ndarray) -> np.ndarray:
+    """Of the fingertip to the target."""
+    return np.linalg.norm(observations[..., 8:10], axis=-1)
+
+
+def truth_error(ladder: Ladder, played: Played, sums: np.ndarray) -> float:
+    """The standard error of the mean of `sums` [episodes]; on reacher of what is left beside a quadratic in the
+    distance, which the sample does not leave to chance."""
+    if ladder.env_id != "Reacher-v5":
+        return float(sums.std(ddof=1) / np.sqrt(len(sums)))
+    x = _distance(played.observations[:, 0])
+    left = sums - np.polyval(np.polyfit(x, sums, 2), x)
+    return float(np.sqrt((left**2).sum() / (len(x) - 3) / len(x)))
 
 
 def log(ladder: Ladder, states: dict[int, Any], episodes: int = LOG_EPISODES, at_once: int = 50) -> Dataset:
     """Episodes of the snapshots IN_DATA with drawn actions, `episodes` of each, of an environment that never ends."""
     parts = [
-        play(ladder.env_id, states[iteration], at_once, ladder.limit, LOG_SEED + place * episodes + first)
+        play(ladder.env_id, states[iteration], LOG_SEED + place * episodes + first + np.arange(at_once), ladder.limit)
         for place, iteration in enumerate(IN_DATA)
         for first in range(0, episodes, at_once)
     ]
@@ -299,9 +326,9 @@ def with_truth(found: pd.DataFrame, true: pd.DataFrame, pool: Pool, ladder: Ladd
             logged = pool.once("held-out episodes with behaviour density", lambda: evaluation._logged_episodes(pool))
             (candidate,) = [c for c in pool.candidates if c.step == row.snapshot]
             noise = tuple(logged.deviations.tolist())
-            played = play(ladder.env_id, pool.state(candidate), ladder.episodes, summed, TRUTH_SEED, noise)
+            played = play(ladder.env_id, pool.state(candidate), truth_seeds(ladder), summed, noise)
             returns = played.returns(summed, DISCOUNT)
-            known = returns.mean(), returns.std(ddof=1) / np.sqrt(len(returns))
+            known = returns.mean(), truth_error(ladder, played, returns)
         elif name is None or name == NOISY:
             continue
         else:
@@ -387,6 +414,8 @@ def picture(everything: dict[str, pd.DataFrame], true: dict[str, pd.DataFrame], 
                 if estimator in TRUTHS:
                     ends = [min(x.min(), given.value.min()), max(x.max(), given.value.max())]
                     axes.plot(ends, ends, color=INK, linewidth=0.8)
+                low, high = given.value.min(), given.value.max()
+                axes.set_ylim(low - 0.3 * (high - low), high + 0.3 * (high - low))  # LSTD-Q's bars are far longer
                 axes.set_title(f"{name}: {estimator.replace('_', ' ')}", fontsize=8.5)
                 axes.grid()
             row[0].set_ylabel("estimate")

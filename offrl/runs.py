@@ -45,10 +45,10 @@ def differing_options(options: Sequence[dict[str, Any]]) -> list[str]:
 def labels(paths: Sequence[Path]) -> list[str]:
     """A name for each of several folders: its own, with as many of those above it as it takes to tell them apart."""
     parts = [path.resolve().parts for path in paths]
-    for count in range(1, max(map(len, parts), default=0) + 1):
+    count, found = 1, [path.name for path in paths]
+    while len(set(found)) < len(set(parts)):
+        count += 1
         found = ["/".join(each[-count:]) for each in parts]
-        if len(set(found)) == len(set(parts)):
-            break
     return found
 
 

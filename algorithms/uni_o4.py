@@ -26,8 +26,8 @@ those that `bppo.py` tells (V, Q and time limits, clipped actions for Q, Adam's 
   model's errors grow with the length, and its terminations are learned here; the code is given the task's rule
   (`terminations=assisted:hopper`).
 - The model's states are kept within the range of the data's. Unbounded, a few rollouts that left it for ever, unseen
-  by the learned terminations, decided the gate: on trpo/hopper/mixed-v0 mean Q went from -214,000 to -105,000 where
-  Q of the data is 28, and what passed scored 13.1 where BPPO has 98.8 (`python -m offrl.reproduce small`, at c904de8).
+  by the learned terminations, decided the gate: on trpo/hopper/mixed-v0 the scores went from -214,000 to -105,000
+  where Q of the data is 28 (`python -m offrl.reproduce small datasets=minari:trpo/hopper/mixed-v0`, at c904de8).
 - Starts and the model's noise are the same at every gate and for every member, so that scores differ by the policies
   alone; there they are drawn anew, and the best of many noisy scores is one of luck.
 - The clones are updated at once, not in a random order with densities partly of before, partly of after the update.

@@ -172,5 +172,13 @@ class Run:
         return actor
 
     def metrics(self) -> pd.DataFrame:
-        """The metrics table, one row per fact: phase, step, member, seed, metric, value, seconds."""
-        return pd.read_csv(self.path / "metrics.csv")
+        """The metrics table, one row per fact: phase, step, member, seed, metric, value, seconds.
+
+        Raises:
+            UserError: it is not there, or damaged.
+        """
+        file = self.path / "metrics.csv"
+        try:
+            return pd.read_csv(file)[METRIC_COLUMNS]
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{file}: missing or damaged ({error}); train again with resume=false") from error

@@ -336,14 +336,22 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
 
 
 def cut_metrics(file: Path, last_step: int) -> float:
-    """Leave the table's rows up to that step, to the letter; returns the seconds that training took until then."""
-    header, *lines = file.read_text().splitlines(keepends=True)
-    rows = [line.split(",") for line in lines]
-    # a kill may have left a part of a row, of a step after the last checkpoint
-    whole = [row for row in rows if len(row) == len(METRIC_COLUMNS) and row[-1].endswith("\n")]
-    kept = [row for row in whole if int(row[METRIC_COLUMNS.index("step")]) <= last_step]
+    """Leave the table's rows up to that step, to the letter; returns the seconds that training took until then.
+
+    Raises:
+        UserError: there is no such table, or it is damaged.
+    """
+    try:
+        header, *lines = file.read_text().splitlines(keepends=True)
+        rows = [line.split(",") for line in lines]
+        # a kill may have left a part of a row, of a step after the last checkpoint
+        whole = [row for row in rows if len(row) == len(METRIC_COLUMNS) and row[-1].endswith("\n")]
+        kept = [row for row in whole if int(row[METRIC_COLUMNS.index("step")]) <= last_step]
+        seconds = float(kept[-1][METRIC_COLUMNS.index("seconds")]) if kept else 0.0
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: missing or damaged ({error}); train again with resume=false") from error
     write_whole(file, header + "".join(",".join(row) for row in kept))
-    return float(kept[-1][METRIC_COLUMNS.index("seconds")]) if kept else 0.0
+    return seconds
 
 
 def optimise(run: Run, population: Population, tracker: Tracker) -> None:

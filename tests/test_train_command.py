@@ -403,6 +403,19 @@ def test_a_damaged_checkpoint_is_named_and_refused_and_the_one_before_it_serves(
     assert_same(run(run_dir="damaged"), whole)
 
 
+@pytest.mark.parametrize("text", [None, "", "phase,step,member,seed,metric,value,seconds\na,b,c,d,e,f,g\n"])
+def test_a_missing_or_damaged_table_of_metrics_is_named_and_refused(run, command, log, text):
+    whole = run()
+    shutil.copytree(whole.path, whole.path.with_name("spoilt"))
+    spoilt = Run.open(whole.path.with_name("spoilt"))
+    interrupt(spoilt, 40)
+    file = spoilt.path / "metrics.csv"
+    file.unlink() if text is None else file.write_text(text)
+    status, _, err = command(LINEAR, log, *SHORT, f"run_dir={spoilt.path}")
+    assert (status, len(err)) == (2, 1)
+    assert "metrics.csv: missing or damaged" in err[0]
+
+
 def test_a_single_changed_byte_in_a_checkpoint_is_noticed(tmp_path):
     tree = {"weights": np.random.default_rng(0).normal(size=(1, 64, 64)).astype(np.float32)}
     store = Checkpoints(tmp_path)

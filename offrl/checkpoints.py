@@ -61,7 +61,9 @@ class Checkpoints:
         try:
             tree = self.checkpointer.restore(path, like)
             expected = self.checksum(step)
-            if expected is not None and expected != checksum(tree):
+            if expected is None:
+                raise ValueError("its checksum is gone")
+            if expected != checksum(tree):
                 raise ValueError("its content has changed since it was written")
             return tree
         except Exception as error:  # Orbax and its storage raise many kinds for a damaged file

@@ -27,6 +27,7 @@ from rich.table import Table
 import offrl.algorithm
 import offrl.data
 import offrl.data.d4rl
+import offrl.train
 from offrl import commands, configuration, scores
 from offrl.errors import UserError, nearest, run_command
 from offrl.runs import Run, write_whole
@@ -57,13 +58,29 @@ class Plan(NamedTuple):
         return self.folder / dataset.replace(":", "-").replace("/", "-") / f"{name}-{self.seeds}seeds"
 
     def run(self, dataset: str, algorithm: str) -> Run | None:
+        """The cell's run, or None where there is none."""
+        found = self._found(dataset, algorithm)
+        return None if found is None or self.obstacle(dataset, algorithm) else found
+
+    def obstacle(self, dataset: str, algorithm: str) -> str:
+        """What is wrong with a run that lies in the cell's folder without being the cell's: of other settings, say."""
+        found = self._found(dataset, algorithm)
+        if found is None:
+            return ""
+        expected = offrl.train.identity_of(*self.command(dataset, [algorithm]))
+        differing = offrl.train.differences(found.info["identity"], expected)
+        if not differing:
+            return ""
+        return f"{found.path} holds another run ({'; '.join(differing[:3])}); move it away and run this again"
+
+    def _found(self, dataset: str, algorithm: str) -> Run | None:
         folder = self.run_folder(dataset, algorithm)
         return Run.open(folder) if (folder / "run.json").is_file() else None
 
     def finished(self, dataset: str, algorithm: str) -> bool:
         """Whether the cell's run is trained to its end and scored."""
         run = self.run(dataset, algorithm)
-        return run is not None and run.info["finished"] and scores.fully_scored(run)
+        return run is not None and run.complete and scores.fully_scored(run)
 
     def command(self, dataset: str, algorithms: Sequence[str]) -> list[str]:
         """The arguments of offrl.train for these cells."""
@@ -91,7 +108,12 @@ def tables() -> dict[str, dict[str, Any]]:
 def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tuple[str, str], str]:
     """Train and score what is not there; (dataset, algorithm) -> the reason why it could not be."""
     reasons: dict[tuple[str, str], str] = {}
-    missing = [cell for cell in plan.cells() if not plan.finished(*cell)]
+    with console.status("looking at the runs that are there"):
+        reasons |= {cell: obstacle for cell in plan.cells() if (obstacle := plan.obstacle(*cell))}
+    for (dataset, algorithm), obstacle in reasons.items():
+        console.print(f"{dataset}, {algorithm}: {obstacle}", style="yellow", highlight=False, markup=False,
+                      soft_wrap=True)  # fmt: skip
+    missing = [cell for cell in plan.cells() if cell not in reasons and not plan.finished(*cell)]
     about = f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} to do"
     console.print(about, style="bold")
     seconds: list[float] = []
@@ -435,6 +457,8 @@ def main() -> None:
         if dry_run == "true":
             for dataset, algorithm in plan.cells():
                 state = "done" if plan.finished(dataset, algorithm) else "to do"
+                if obstacle := plan.obstacle(dataset, algorithm):
+                    print(f"warning: {dataset}, {algorithm}: {obstacle}", file=sys.stderr)
                 print(f"{state:6} python -m offrl.train {' '.join(plan.command(dataset, [algorithm]))}")
             return
         comparison = finish(plan, run_missing(plan, parsed.options.get("launcher"), console), console)

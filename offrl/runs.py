@@ -20,6 +20,7 @@ from offrl.data.transforms import actions_from_unit_box, transform_observations
 from offrl.errors import UserError
 from offrl.policies import Policy
 
+DESCRIPTION = {"algorithm", "spec", "phases", "protocol", "identity", "dataset", "members", "finished"}
 METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds"]
 
 
@@ -80,9 +81,13 @@ class Run:
             hint = f"did you mean {', '.join(inside)}?" if inside else "give a folder that offrl.train made"
             raise UserError(f"{path}: no run here (no run.json); {hint}")
         try:
-            return cls(path, json.loads(file.read_text()))
-        except json.JSONDecodeError as error:
+            info = json.loads(file.read_text())
+        except ValueError as error:
             raise UserError(f"{file}: damaged ({error}); train again with resume=false") from error
+        missing = DESCRIPTION - info.keys() if isinstance(info, dict) else DESCRIPTION
+        if missing:
+            raise UserError(f"{file}: describes no run of offrl.train (it lacks {', '.join(sorted(missing))})")
+        return cls(path, info)
 
     def write_info(self) -> None:
         write_whole(self.path / "run.json", json.dumps(self.info, indent=1))
@@ -133,6 +138,13 @@ class Run:
         diverged_at = self.members[member]["diverged_at"]
         healthy = [step for step in self.policy_checkpoints() if diverged_at is None or step < diverged_at]
         return healthy[-1] if healthy else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was trained to its end, and its last checkpoint is still there."""
+        end = sum(phase["updates"] for phase in self.info["phases"])
+        diverged = all(member["diverged_at"] is not None for member in self.members)  # training stopped before the end
+        return self.info["finished"] and (diverged or self.checkpoints()[-1:] == [end])
 
     def saved_like(self) -> dict[str, Any]:
         """Shapes and dtypes of a checkpoint of this run."""

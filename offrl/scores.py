@@ -136,7 +136,7 @@ def _run_scores(run: Run, chosen: dict[tuple[Path, int], Selected]) -> list[dict
     column = "normalized_score" if reference else "return"
     evaluate = f"python -m offrl.evaluate {run.path}"
     unusable = ""  # for all kinds of score
-    if not run.info["finished"]:
+    if not run.complete:
         unusable = f"training stands at step {(run.checkpoints() or [0])[-1]}; the same command goes on with it"
     elif not env:
         unusable = f"no environment to score it in: {evaluate} env=ID"

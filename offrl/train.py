@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -18,6 +19,7 @@ from offrl import devices
 
 devices.set_up()
 
+import filelock
 import hydra
 import jax
 import numpy as np
@@ -34,6 +36,7 @@ from offrl.algorithm import Phase, Spec
 from offrl.data.checks import check_environment
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import preprocess
+from offrl.datasets.recipes import RECIPES
 from offrl.errors import UserError, run_command
 from offrl.runs import METRIC_COLUMNS, Run, write_whole
 from offrl.tracking import Tracker, check_mode
@@ -42,6 +45,7 @@ from offrl.training import NEVER, Population
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gymnasium", "mujoco", "minari", "numpy")
 # what a run may be continued with: none of it changes the numbers that training makes
 NOT_IDENTITY = ("runs", "run_dir", "resume", "wandb", "wandb_project")
+LOCK = ".lock"  # in the folder of a run, held while it is trained
 
 
 def load_dataset(config: dict[str, Any]) -> tuple[Dataset, str | None, dict[str, Any]]:
@@ -52,9 +56,10 @@ def load_dataset(config: dict[str, Any]) -> tuple[Dataset, str | None, dict[str,
         raise UserError(
             "dataset=null: nothing to train on; give env=hopper, or dataset=minari:ID, d4rl:NAME, file:PATH"
         )
-    if ":" not in name and not Path(name).exists():
-        environments = [item for item in configuration.choices("env") if item != "from_dataset"]
-        short = config["env_name"]
+    environments = [item for item in configuration.choices("env") if item != "from_dataset"]
+    short = config["env_name"]
+    # the name of a recipe is that also where a file happens to be called so
+    if ":" not in name and ((short in environments and name in RECIPES) or not Path(name).exists()):
         if short not in environments:
             raise UserError(
                 f"dataset={name}: no such file, and a short name needs a built-in env={'|'.join(environments)}; "
@@ -70,6 +75,33 @@ def load_dataset(config: dict[str, Any]) -> tuple[Dataset, str | None, dict[str,
     if env is None:
         return dataset, None, {}
     return dataset, dataset.env_id, dataset.env_kwargs
+
+
+def take_published(config: dict[str, Any], chosen: set[str]) -> tuple[dict[str, Any], str]:
+    """Put what was published for the dataset in the place of defaults the user left: those values, their source."""
+    if not config["tuned"]:
+        return {}, ""
+    values, source = configuration.tuned_values(config["algo"]["name"], config["dataset"])
+    for key, value in values.items():
+        if f"algo.{key}" in chosen:
+            continue
+        node = config["algo"]
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node[parent]
+        node[leaf] = value
+    return values, source
+
+
+@functools.cache
+def identity_of(*arguments: str) -> dict[str, Any]:
+    """The identity of the run that offrl.train makes of these arguments, which name the dataset in full."""
+    prepared = configuration.prepare_arguments(list(arguments), "train")
+    with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
+        config, chosen = unpacked(hydra.compose("train", prepared, return_hydra_config=True))
+    take_published(config, chosen)
+    algorithm = offrl.algorithm.load(config["algo"]["file"] or config["algo"]["name"])
+    return json.loads(json.dumps(identity(config, algorithm)))
 
 
 def identity(config: dict[str, Any], algorithm: offrl.algorithm.Algorithm) -> dict[str, Any]:
@@ -219,18 +251,9 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     configuration.member_configs(algorithm, config["algo"], seeds)  # a wrong value is told before the data are made
     dataset, env_id, env_kwargs = load_dataset(config)
     config["dataset"] = dataset.name
-    if config["tuned"]:
-        values, source = configuration.tuned_values(algorithm.name, dataset.name)
-        for key, value in values.items():
-            if f"algo.{key}" in chosen:
-                continue
-            node = config["algo"]
-            *parents, leaf = key.split(".")
-            for parent in parents:
-                node = node[parent]
-            node[leaf] = value
-        if values:
-            print(f"published values for {dataset.name}: {values} ({source}); tuned=false leaves the defaults")
+    values, source = take_published(config, chosen)
+    if values:
+        print(f"published values for {dataset.name}: {values} ({source}); tuned=false leaves the defaults")
     warnings = list(dataset.warnings)
     if env_id is not None:
         warnings += check_environment(dataset, simulators.spaces(env_id, env_kwargs), env_id)
@@ -266,16 +289,17 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
         ],
         "finished": False,
     }
-    run = open_or_create(path, info, config)
-    print(f"{algorithm.name} on {dataset.name}: {len(members)} member(s), {protocol['updates']} updates, in {path}")
-    if not run.info["finished"]:
-        tracker = Tracker(config["wandb"], config["wandb_project"], path, config, run.info)
-        seeds = [seed for _, seed, _ in members]
-        population = Population(algorithm, configs, seeds, spec, algorithm.prepare(train_split, configs[0]))
-        optimise(run, population, tracker)
-        tracker.finish(*show_evaluation(run, protocol))
-    else:
-        show_evaluation(run, protocol)
+    with alone_in(path):
+        run = open_or_create(path, info, config)
+        print(f"{algorithm.name} on {dataset.name}: {len(members)} member(s), {protocol['updates']} updates, in {path}")
+        if not run.complete:
+            tracker = Tracker(config["wandb"], config["wandb_project"], path, config, run.info)
+            seeds = [seed for _, seed, _ in members]
+            population = Population(algorithm, configs, seeds, spec, algorithm.prepare(train_split, configs[0]))
+            optimise(run, population, tracker)
+            tracker.finish(*show_evaluation(run, protocol))
+        else:
+            show_evaluation(run, protocol)
     return run
 
 
@@ -303,11 +327,42 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     return [] if old == new else [f"{prefix[:-1]} was {old}, is {new}"]
 
 
+@contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Makes the folder of a run, and keeps other processes out of it while it is trained.
+
+    Raises:
+        UserError: it holds other files than a run's, which are left alone, or another process trains there.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"run_dir={path}: is a file; choose an empty or a new folder")
+    if path.is_dir() and any(path.iterdir()) and not is_run(path):
+        raise UserError(f"run_dir={path}: holds files that are not of a run; choose an empty or a new folder")
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(path / LOCK, blocking=False):
+            yield
+    except filelock.Timeout:
+        raise UserError(
+            f"{path}: another process is training in it; wait for that one, or choose another run_dir"
+        ) from None
+
+
+def is_run(path: Path) -> bool:
+    """Whether that folder holds a run, whole or damaged, or what is left of one that was killed as it began."""
+    if {file.name for file in path.iterdir()} <= {LOCK, "metrics.csv.part"}:
+        return True
+    try:
+        Run.open(path)
+        return True
+    except UserError:
+        file = path / "metrics.csv"
+        return file.is_file() and file.read_bytes().startswith(",".join(METRIC_COLUMNS).encode())
+
+
 def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> Run:
     """The run in `path`, to be continued, or a new one there."""
-    if not config["resume"]:
-        (path / "run.json").unlink(missing_ok=True)
-    if (path / "run.json").exists():
+    if config["resume"] and (path / "run.json").exists():
         run = Run.open(path)
         old, new = run.info["identity"], json.loads(json.dumps(info["identity"]))
         if old != new:
@@ -322,10 +377,6 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
                 f"{new_print}: the data changed; resume=false begins again"
             )
         return run
-    ours = any(path.glob("metrics.csv*"))  # a run that is replaced, or was killed before run.json stood
-    if path.exists() and not ours and any(path.iterdir()):
-        raise UserError(f"run_dir={path}: holds files that are not of a run; choose an empty or a new folder")
-    path.mkdir(parents=True, exist_ok=True)
     for part in ("checkpoints", "oracle"):
         shutil.rmtree(path / part, ignore_errors=True)
     write_whole(path / "metrics.csv", ",".join(METRIC_COLUMNS) + "\n")
@@ -413,19 +464,27 @@ def report_divergence(run: Run, population: Population) -> None:
             member["diverged_at"] = int(diverged_at)
             print(
                 f"warning: member {member['member']} (seed {member['seed']}) diverged: a metric was not finite at step "
-                f"{diverged_at}; it is stopped there, the others go on",
+                f"{diverged_at}; it is stopped there",
                 file=sys.stderr,
             )
             run.write_info()
 
 
+def unpacked(composed: DictConfig) -> tuple[dict[str, Any], set[str]]:
+    """What Hydra composed, its own part (`hydra`) with it: (the configuration, the keys that the user set)."""
+    own = composed.hydra
+    config: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
+        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
+    )
+    config["env_name"] = own.runtime.choices.get("env")
+    return config, {str(override).partition("=")[0].lstrip("+") for override in own.overrides.task}
+
+
 @hydra.main(version_base="1.3", config_path="pkg://offrl.configs", config_name="train")
 def compose_and_train(composed: DictConfig) -> None:
-    overrides = HydraConfig.get()
-    config: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
-    config["env_name"] = overrides.runtime.choices.get("env")
-    chosen = {override.partition("=")[0].lstrip("+") for override in overrides.overrides.task}
-    run_command(lambda: train(config, chosen))
+    whole = OmegaConf.merge({"hydra": HydraConfig.get()}, composed)
+    assert isinstance(whole, DictConfig)
+    run_command(lambda: train(*unpacked(whole)))
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ def make_run(
     finished: bool = True,
     diverged: dict[int, int] | None = None,
     data_return: float = 40.0,
+    identity: dict[str, Any] | None = None,
     **protocol: Any,
 ) -> Run:
     """A run whose oracle table has `returns`: member -> step -> the return of each episode."""
@@ -52,7 +53,7 @@ def make_run(
             "split_seed": 0,
             **protocol,
         },
-        "identity": {"algo": {"name": algorithm, "file": None, **(options or {})}, "seeds": members},
+        "identity": identity or {"algo": {"name": algorithm, "file": None, **(options or {})}, "seeds": members},
         "dataset": {
             "name": dataset,
             "fingerprint": fingerprint,

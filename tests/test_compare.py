@@ -13,6 +13,7 @@ from made_runs import make_run
 
 from offrl import compare, reproduce, scores
 from offrl.errors import UserError
+from offrl.train import identity_of
 
 MANY = [f"builtin:env{i}/medium" for i in range(6)]
 
@@ -150,7 +151,7 @@ def test_the_command_trains_what_is_missing_and_writes_the_comparison(command, m
         name = folder.name.split("-")[0]
         if name != "iql":
             each = {i: {s: [score[name] + i] * 2 for s in (10, 20, 30)} for i in range(2)}
-            make_run(folder, each, name)
+            make_run(folder, each, name, identity=identity_of(*arguments))
         return "out of memory"
 
     monkeypatch.setattr(reproduce, "train", train)

@@ -20,6 +20,7 @@ from test_data_download import Server, server  # noqa: F401
 from offrl import commands, configuration, reproduce, scores
 from offrl.data import d4rl
 from offrl.reproduce import Plan
+from offrl.train import identity_of
 
 MEDIUM, REPLAY = "d4rl:hopper-medium-v2", "d4rl:hopper-medium-replay-v2"
 TABLE = {"summary": "a tiny one", "datasets": [MEDIUM, REPLAY], "algorithms": ["bc"], "seeds": 2, "protocol": "smoke"}
@@ -133,9 +134,14 @@ def test_finished_runs_are_kept_and_only_the_rest_is_run(command, no_training, m
     monkeypatch.setattr(reproduce, "tables", lambda: {"tiny": {**TABLE, "algorithms": ["bc", "iql", "td3_bc"]}})
     folder = Path("runs/reproduce/tiny-smoke/d4rl-hopper-medium-v2")
     each = {step: [60.0, 60.0] for step in (10, 20, 30)}
-    make_run(folder / "bc-2seeds", {0: each, 1: each}, "bc", MEDIUM)
-    make_run(folder / "iql-2seeds", {0: each, 1: each}, "iql", MEDIUM, finished=False)
-    make_run(folder / "td3_bc-2seeds", {0: each, 1: {10: [60.0, 60.0]}}, "td3_bc", MEDIUM)
+    makings = {
+        "bc": ({0: each, 1: each}, True),
+        "iql": ({0: each, 1: each}, False),  # not trained to its end
+        "td3_bc": ({0: each, 1: {10: [60.0, 60.0]}}, True),  # not scored to its end
+    }
+    for name, (returns, finished) in makings.items():
+        same = identity_of(*Plan("tiny", [MEDIUM], [name], 2, "smoke", folder.parent).command(MEDIUM, [name]))
+        make_run(folder / f"{name}-2seeds", returns, name, MEDIUM, finished=finished, identity=same)
     status, out, _ = command("tiny", "datasets=" + MEDIUM)
     assert status == 0
     assert "3 runs of 2 member(s), 2 to do" in out
@@ -146,6 +152,25 @@ def test_finished_runs_are_kept_and_only_the_rest_is_run(command, no_training, m
     assert last.loc["bc", "ours"] == "30.0"
     assert last.loc["iql", ["ours", "reason"]].to_list() == ["", "it broke"]
     assert "min left" in out
+
+
+def test_a_run_of_other_settings_in_the_folder_of_a_cell_is_named_and_not_taken_for_it(
+    command, no_training, monkeypatch
+):
+    monkeypatch.setattr(reproduce, "tables", lambda: {"tiny": {**TABLE, "algorithms": ["iql"]}})
+    folder = Path("runs/reproduce/tiny-smoke/d4rl-hopper-medium-v2/iql-2seeds")
+    each = {step: [60.0, 60.0] for step in (10, 20, 30)}
+    plan = Plan("tiny", [MEDIUM], ["iql"], 2, "smoke", folder.parent.parent)
+    other = identity_of(*plan.command(MEDIUM, ["iql"]), "algo.expectile=0.6")
+    make_run(folder, {0: each, 1: each}, "iql", MEDIUM, identity=other)
+    _, out, _err = command("tiny", "datasets=" + MEDIUM)
+    assert no_training == []
+    table = pd.read_csv("runs/reproduce/tiny-smoke/comparison.csv", keep_default_na=False)
+    reason = f"{folder} holds another run (algo.expectile was 0.6, is 0.7); move it away and run this again"
+    assert set(table["ours"]) == {""}
+    assert set(table["reason"]) == {reason}
+    assert reason in out
+    assert reason in command("tiny", "datasets=" + MEDIUM, "dry_run=true")[2]
 
 
 def test_another_number_of_seeds_or_a_changed_file_is_another_run(tmp_path):

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import absl.logging
+import filelock
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
-from offrl import algorithm, configuration, train
+from offrl import algorithm, configuration, scores, train
 from offrl.checkpoints import Checkpoints
 from offrl.errors import UserError
 from offrl.runs import Run
@@ -355,16 +356,54 @@ def test_a_folder_left_before_the_run_was_described_is_begun_anew(run):
     assert_same(run(run_dir="killed"), whole)
 
 
-def test_a_folder_that_holds_another_run_or_other_files_is_not_touched(run, command, log, tmp_path):
+def test_a_folder_that_holds_another_run_is_not_touched(run, command, log):
     made = run()
     status, _, err = command(LINEAR, log, *SHORT, f"run_dir={made.path}", "algo.learning_rate=0.2")
     assert (status, len(err)) == (2, 1)
     assert "holds another run (algo.learning_rate was 0.1, is 0.2)" in err[0]
-    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
-    status, _, err = command(LINEAR, log, *SHORT, f"run_dir={tmp_path / 'mine'}", "resume=false")
-    assert (status, len(err)) == (2, 1)
-    assert "files that are not of a run" in err[0]
-    assert (tmp_path / "mine" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("resume", ["true", "false"])
+@pytest.mark.parametrize("name", ["checkpoints/mine.txt", "metrics.csv", "metrics.csv.bak", "config.yaml", "run.json"])
+def test_a_folder_that_holds_other_files_is_not_touched(command, log, tmp_path, name, resume):
+    file = tmp_path / "mine" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    status, _, err = command(LINEAR, log, *SHORT, f"run_dir={tmp_path / 'mine'}", f"resume={resume}")
+    assert status == 2
+    assert "files that are not of a run" in err[-1]
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "{}"
+
+
+def test_only_one_process_trains_in_a_folder(run, command, log):
+    made = run(run_dir="run")
+    interrupt(made, 20)
+    with filelock.FileLock(made.path / train.LOCK):
+        status, _, err = command(LINEAR, log, *SHORT, f"run_dir={made.path}")
+    assert status == 2
+    assert "another process is training in it" in err[-1]
+    assert made.checkpoints() == [20]
+
+
+def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_to_its_end_again(run, tmp_path):
+    whole = run(run_dir="whole")
+    shutil.copytree(whole.path, tmp_path / "short")
+    shutil.rmtree(tmp_path / "short" / "checkpoints" / "60")
+    short = Run.open(tmp_path / "short")
+    assert short.info["finished"]
+    assert not short.complete
+    assert set(scores.scores([short])["reason"]) == {"training stands at step 40; the same command goes on with it"}
+    assert_same(run(run_dir="short"), whole)
+    assert short.complete
+
+
+def test_the_name_of_a_recipe_is_that_also_beside_a_file_called_so(command, monkeypatch):
+    asked = []
+    monkeypatch.setattr("offrl.data.load", lambda name, **options: asked.append(name))
+    Path("medium").mkdir()
+    command("algo=iql", "env=hopper", "dataset=medium")
+    assert asked == ["builtin:hopper/medium"]
 
 
 def test_an_algorithm_file_that_changed_is_another_run(command, log, tmp_path):
@@ -416,6 +455,13 @@ def test_a_missing_or_damaged_table_of_metrics_is_named_and_refused(run, command
     assert "metrics.csv: missing or damaged" in err[0]
 
 
+def test_a_checkpoint_without_its_checksum_is_refused(run):
+    made = run()
+    (made.path / "checkpoints" / "60" / "_CHECKPOINT_METADATA").unlink()  # where Orbax keeps what it was given with it
+    with pytest.raises(UserError, match="60: checkpoint cannot be read"):
+        made.restore(60)
+
+
 def test_a_single_changed_byte_in_a_checkpoint_is_noticed(tmp_path):
     tree = {"weights": np.random.default_rng(0).normal(size=(1, 64, 64)).astype(np.float32)}
     store = Checkpoints(tmp_path)
@@ -442,7 +488,7 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_an_uninterrupted_one
     arguments = [sys.executable, "-m", "offrl.train", LINEAR, log, *protocol]
     whole, killed = (f"run_dir={tmp_path / name}" for name in ("whole", "killed"))
     subprocess.run([*arguments, whole], capture_output=True, check=True)
-    generator, kills = random.Random(), 0
+    generator, kills = random.Random(0), 0
     for _ in range(3):
         process = subprocess.Popen([*arguments, killed], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
@@ -455,8 +501,9 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_as_an_uninterrupted_one
         process.stdout.close()
         process.wait()
     assert kills > 0
+    stood = Checkpoints(tmp_path / "killed" / "checkpoints").steps()
     last = subprocess.run([*arguments, killed], capture_output=True, text=True, check=True)
-    assert "continuing from step" in last.stdout
+    assert ("continuing from step" in last.stdout) == bool(stood)
     assert_same(Run.open(tmp_path / "killed"), Run.open(tmp_path / "whole"))
     assert len(pd.read_csv(tmp_path / "killed" / "metrics.csv")) == 2 * 80
 

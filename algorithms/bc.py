@@ -15,9 +15,9 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Dataset, Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import DeterministicActor
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, sample_batch
+from offrl.learning.networks import DeterministicActor
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, sample_batch
 
 
 @flax.struct.dataclass

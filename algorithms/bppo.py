@@ -44,9 +44,9 @@ from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.dataset import Dataset, Transitions
 from offrl.data.transforms import Preprocessing, transform_observations, transform_rewards
 from offrl.errors import UserError
-from offrl.networks import MLP, Critic, gaussian_log_prob
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy
+from offrl.learning.networks import MLP, Critic, gaussian_log_prob
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy
 
 LOG_STD_RANGE = (-5.0, 0.0)
 GRADIENT_NORM = 0.5  # of the improvement

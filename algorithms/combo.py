@@ -18,11 +18,11 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from offrl import model_based, soft_actor_critic
 from offrl.algorithm import Metrics, Phase, option
 from offrl.data.transforms import Preprocessing
-from offrl.dynamics import ModelData, Steps
-from offrl.model_based import (
+from offrl.learning import model_based, soft_actor_critic
+from offrl.learning.dynamics import ModelData, Steps
+from offrl.learning.model_based import (
     ModelBasedConfig,
     State,
     advance,
@@ -36,7 +36,7 @@ from offrl.model_based import (
     real_rows,
     roll_out,
 )
-from offrl.soft_actor_critic import Learner
+from offrl.learning.soft_actor_critic import Learner
 
 __all__ = ["Config", "init", "phases", "policy", "prepare"]
 

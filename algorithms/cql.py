@@ -39,9 +39,9 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import MLP, Critic, ensemble, tanh_gaussian_log_prob, tanh_gaussian_sample, uniform_init
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy, sample_batch
+from offrl.learning.networks import MLP, Critic, ensemble, tanh_gaussian_log_prob, tanh_gaussian_sample, uniform_init
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 HIDDEN_BIAS_INIT = nn.initializers.constant(0.1)
 ACTIVATIONS = {"relu": nn.relu, "elu": nn.elu}

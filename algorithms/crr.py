@@ -29,9 +29,9 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import MLP, Critic, ensemble, gaussian_log_prob, tanh_gaussian_log_prob
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy, sample_batch
+from offrl.learning.networks import MLP, Critic, ensemble, gaussian_log_prob, tanh_gaussian_log_prob
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 KERNEL_INIT = nn.initializers.lecun_normal()
 OUTPUT_INIT = nn.initializers.variance_scaling(0.01, "fan_in", "uniform")

@@ -22,7 +22,7 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import (
+from offrl.learning.networks import (
     Critic,
     TanhGaussianActor,
     ensemble,
@@ -30,8 +30,8 @@ from offrl.networks import (
     tanh_gaussian_sample,
     uniform_init,
 )
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy, sample_batch
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 HIDDEN_BIAS_INIT = nn.initializers.constant(0.1)
 MAX_BACKUP_ACTIONS = 10

@@ -19,9 +19,9 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import MLP, Critic, ensemble, gaussian_log_prob
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy, sample_batch
+from offrl.learning.networks import MLP, Critic, ensemble, gaussian_log_prob
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 KERNEL_INIT = nn.initializers.orthogonal(2**0.5)
 LOG_STD_RANGE = (-5.0, 2.0)

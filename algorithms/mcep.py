@@ -23,9 +23,9 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import Critic, DeterministicActor, ensemble
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy, sample_batch
+from offrl.learning.networks import Critic, DeterministicActor, ensemble
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 
 @flax.struct.dataclass

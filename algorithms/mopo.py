@@ -17,11 +17,11 @@ from __future__ import annotations
 import flax
 import jax
 
-from offrl import dynamics, soft_actor_critic
 from offrl.algorithm import Metrics, Phase, option
 from offrl.data.transforms import Preprocessing
-from offrl.dynamics import PENALTIES, Model, ModelData, Steps
-from offrl.model_based import (
+from offrl.learning import dynamics, soft_actor_critic
+from offrl.learning.dynamics import PENALTIES, Model, ModelData, Steps
+from offrl.learning.model_based import (
     ModelBasedConfig,
     State,
     advance,

@@ -17,11 +17,11 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from offrl import dynamics, model_based, soft_actor_critic
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.transforms import Preprocessing
-from offrl.dynamics import Ensemble, Model, ModelData, Steps
-from offrl.model_based import (
+from offrl.learning import dynamics, model_based, soft_actor_critic
+from offrl.learning.dynamics import Ensemble, Model, ModelData, Steps
+from offrl.learning.model_based import (
     ROLLOUTS_AT_ONCE,
     ModelBasedConfig,
     advance,

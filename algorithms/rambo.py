@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from offrl import dynamics, model_based, soft_actor_critic
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.dynamics import Ensemble, ModelData, Steps
-from offrl.model_based import (
+from offrl.learning import dynamics, model_based, soft_actor_critic
+from offrl.learning.dynamics import Ensemble, ModelData, Steps
+from offrl.learning.model_based import (
     ModelBasedConfig,
     advance,
     dynamics_phase,
@@ -40,9 +40,9 @@ from offrl.model_based import (
     progress,
     roll_out,
 )
-from offrl.networks import gaussian_log_prob, tanh_gaussian_log_prob
-from offrl.soft_actor_critic import Learner
-from offrl.updates import adam_init, adam_step, sample_batch
+from offrl.learning.networks import gaussian_log_prob, tanh_gaussian_log_prob
+from offrl.learning.soft_actor_critic import Learner
+from offrl.learning.updates import adam_init, adam_step, sample_batch
 
 __all__ = ["Config", "init", "phases", "policy", "prepare"]
 

@@ -26,9 +26,9 @@ import optax
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.networks import MLP, Critic, ensemble, uniform_init
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy, sample_batch
+from offrl.learning.networks import MLP, Critic, ensemble, uniform_init
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 LOG_STD_RANGE = (-4.0, 15.0)
 

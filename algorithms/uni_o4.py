@@ -49,17 +49,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from offrl import dynamics
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.algorithms import bppo
 from offrl.algorithms.bppo import actor_network, critic_network
 from offrl.data.dataset import Dataset, Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.dynamics import DynamicsConfig, Ensemble
-from offrl.model_based import dynamics_phase, model
-from offrl.networks import gaussian_log_prob
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy
+from offrl.learning import dynamics
+from offrl.learning.dynamics import DynamicsConfig, Ensemble
+from offrl.learning.model_based import dynamics_phase, model
+from offrl.learning.networks import gaussian_log_prob
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy
 
 
 @flax.struct.dataclass

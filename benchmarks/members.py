@@ -1,6 +1,6 @@
 """Members of one program beside as many independent processes: do they use the cores of this machine as well?
 
-`offrl.training.Population` can map its members over XLA's devices, one per core ("devices", what it does on a CPU), as
+`Population` can map its members over XLA's devices, one per core ("devices", what it does on a CPU), as
 one vectorised program ("vmap"), or one after the other ("map"). Each is timed beside independent single-threaded
 processes that train one member each, all started at the same moment; the last one to end counts. Rounds of one call
 each follow one another, in seconds of the wall clock; medians of the ratios within a round are taken. A busy machine
@@ -30,7 +30,7 @@ devices.set_up()
 import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.errors import run_command
-from offrl.training import Population
+from offrl.learning.population import Population
 
 
 def trainer(name: str, members: int, mapping: str | None, updates: int) -> Callable[[], None]:

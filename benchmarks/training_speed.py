@@ -44,7 +44,7 @@ import numpy as np
 import offrl.algorithm
 from offrl.algorithm import Phase, Spec
 from offrl.errors import run_command
-from offrl.training import Population
+from offrl.learning.population import Population
 
 TORCH = Path(__file__).with_name("torch_updates.py")
 TORCH_ALGORITHMS = ("td3_bc", "iql")

@@ -18,9 +18,9 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import Preprocessing
-from offrl.networks import MLP, TanhGaussianActor, tanh_gaussian_log_prob
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step
+from offrl.learning.networks import MLP, TanhGaussianActor, tanh_gaussian_log_prob
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step
 
 
 # Configuration: every field is an option of the command line (algo.temperature=0.5) with this meaning in its help.

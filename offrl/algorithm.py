@@ -5,7 +5,7 @@ An algorithm file defines
     Config                                      frozen flax.struct.dataclass, every field made by `option`
     init(key, config, spec) -> State            parameters, optimiser state, targets, in one pytree
     update(key, state, dataset, config) -> (State, metrics)     one gradient step, its batch drawn on the device
-    policy(config, spec) -> offrl.policies.Policy
+    policy(config, spec) -> offrl.learning.policies.Policy
 
 and, where it needs them,
 

@@ -31,16 +31,17 @@ from omegaconf import DictConfig, OmegaConf
 import offrl
 import offrl.algorithm
 import offrl.data
-from offrl import configuration, simulators
 from offrl.algorithm import Phase, Spec
 from offrl.data.checks import check_environment
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import preprocess
 from offrl.datasets.recipes import RECIPES
 from offrl.errors import UserError, run_command
-from offrl.runs import METRIC_COLUMNS, Run, write_whole
-from offrl.tracking import Tracker, check_mode
-from offrl.training import NEVER, Population
+from offrl.learning.population import NEVER, Population
+from offrl.playing import simulators
+from offrl.runs import configuration
+from offrl.runs.run import METRIC_COLUMNS, Run, write_whole
+from offrl.runs.tracking import Tracker, check_mode
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gymnasium", "mujoco", "minari", "numpy")
 # what a run may be continued with: none of it changes the numbers that training makes
@@ -313,7 +314,10 @@ def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame | 
     if all(run.last_checkpoint(member) is None for member in range(len(run.members))):
         print("no member has a checkpoint to score", file=sys.stderr)
         return None, None
-    from offrl.evaluate import evaluate_run, summarize  # here: drawing and simulators would delay the first update
+    from offrl.playing.evaluation import (  # here: drawing and simulators would delay the first update
+        evaluate_run,
+        summarize,
+    )
 
     table = evaluate_run(run.path, "all", protocol["episodes"], protocol["evaluation_seed"])
     return table, summarize(run.path, table)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from offrl.evaluate import DTYPES
-from offrl.runs import Run
+from offrl.playing.evaluation import DTYPES
+from offrl.runs.run import Run
 
 REFERENCE = {"random": 0.0, "expert": 200.0, "source": "made up"}
 

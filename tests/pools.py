@@ -13,11 +13,11 @@ import numpy as np
 
 import offrl.algorithm
 from offrl.algorithm import Spec
-from offrl.checkpoints import checksum
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import Preprocessing, preprocess
-from offrl.diagnostics.pool import Candidate, Pool, held_out_episodes
-from offrl.runs import Run
+from offrl.runs.checkpoints import checksum
+from offrl.runs.run import Run
+from offrl.selection.pool import Candidate, Pool, held_out_episodes
 
 QUADRATIC = Path(__file__).parent / "toys" / "quadratic.py"
 DYNAMICS, CONTROL = 0.8, 0.3

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import offrl.algorithm
-import offrl.check
+import offrl.learning.contract
 from offrl.errors import UserError
 
 LINEAR = Path(__file__).parent / "toys" / "linear.py"
@@ -72,11 +72,11 @@ def with_cost(name: str):
 
 @pytest.mark.parametrize("name", [with_cost(name) for name in offrl.algorithm.names()])
 def test_every_algorithm_keeps_the_contract_on_random_data(name):
-    assert offrl.check.problems(offrl.algorithm.load(name), alone=False) == []
+    assert offrl.learning.contract.problems(offrl.algorithm.load(name), alone=False) == []
 
 
 def test_the_template_keeps_the_contract_and_its_vmapped_members_are_what_they_are_alone():
-    assert offrl.check.problems(offrl.algorithm.load(str(TEMPLATE))) == []
+    assert offrl.learning.contract.problems(offrl.algorithm.load(str(TEMPLATE))) == []
 
 
 def test_the_template_is_short_enough_to_read():
@@ -107,5 +107,5 @@ def test_a_file_that_breaks_the_contract_is_told_how(tmp_path, old, new, problem
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    found = offrl.check.problems(offrl.algorithm.load(str(path)), alone=False)
+    found = offrl.learning.contract.problems(offrl.algorithm.load(str(path)), alone=False)
     assert any(problem in line for line in found), found

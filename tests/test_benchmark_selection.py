@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from offrl import benchmark_selection as bench
-from offrl import statistics
 from offrl.errors import UserError
+from offrl.protocol import statistics
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
 needs_sweeps = pytest.mark.skipif(not SWEEPS.is_dir(), reason="../shared/data is not here")

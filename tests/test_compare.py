@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from made_runs import make_run
 
-from offrl import compare, reproduce, scores
 from offrl.errors import UserError
+from offrl.protocol import compare, reproduce, scores
 from offrl.train import identity_of
 
 MANY = [f"builtin:env{i}/medium" for i in range(6)]

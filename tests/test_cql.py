@@ -20,8 +20,8 @@ from scipy.special import logsumexp
 import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.algorithms import cql, sac_n
-from offrl.configuration import member_configs, option_defaults, tuned_values
 from offrl.data.dataset import Transitions
+from offrl.runs.configuration import member_configs, option_defaults, tuned_values
 
 GOLDEN = Path(__file__).parent / "golden" / "cql.npz"
 KEY = jax.random.key(0)

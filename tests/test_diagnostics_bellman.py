@@ -6,8 +6,8 @@ from pools import QUADRATIC, exact_q, linear, linear_quadratic, made_pool, made_
 
 import offrl.algorithm
 from offrl.data.transforms import SCALE_SHIFT
-from offrl.diagnostics import bellman
-from offrl.diagnostics.features import RandomFeatures, Standardiser
+from offrl.selection.diagnostics import bellman
+from offrl.selection.diagnostics.features import RandomFeatures, Standardiser
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from plain import mlp, random_state
 import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.data.transforms import Preprocessing
-from offrl.diagnostics import critic, health, support
+from offrl.selection.diagnostics import critic, health, support
 
 GOOD = pools.exact_q(-0.9)
 

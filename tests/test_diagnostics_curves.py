@@ -8,8 +8,8 @@ import pools
 import pytest
 
 import offrl.algorithm
-from offrl import diagnostics
-from offrl.diagnostics import curves
+from offrl.selection import diagnostics
+from offrl.selection.diagnostics import curves
 
 
 def replicates(curve, random, error=0.01):

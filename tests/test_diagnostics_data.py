@@ -6,7 +6,7 @@ import numpy as np
 import pools
 import pytest
 
-from offrl.diagnostics import data
+from offrl.selection.diagnostics import data
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ import pytest
 from pools import CONTROL, DYNAMICS, linear, linear_quadratic, made_pool, made_run
 from scipy import stats
 
-from offrl.diagnostics import cost, evaluation, measure
-from offrl.diagnostics.evaluation import (
+from offrl.selection.diagnostics import cost, evaluation, measure
+from offrl.selection.diagnostics.evaluation import (
     Transitions,
     combine_heads,
     doubly_robust,
     lstd_q,
     weighted_importance_sampling,
 )
-from offrl.diagnostics.features import RandomFeatures, Standardiser
+from offrl.selection.diagnostics.features import RandomFeatures, Standardiser
 
 GAINS = (-0.9, -0.5, -0.2, 0.0)
 NOISE = 0.05

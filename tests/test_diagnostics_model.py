@@ -8,9 +8,9 @@ import pytest
 from pools import linear, linear_quadratic, made_pool, made_run
 from test_diagnostics_evaluation import true_value
 
-from offrl import dynamics
-from offrl.diagnostics import evaluation, model
-from offrl.diagnostics.evaluation import DISCOUNT
+from offrl.learning import dynamics
+from offrl.selection.diagnostics import evaluation, model
+from offrl.selection.diagnostics.evaluation import DISCOUNT
 
 
 def test_an_episode_goes_on_in_the_model_by_its_probability():

@@ -4,7 +4,7 @@ import numpy as np
 import pools
 import pytest
 
-from offrl.diagnostics import support
+from offrl.selection.diagnostics import support
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from plain import mlp, random_dataset
 
-from offrl import dynamics
 from offrl.algorithm import Spec
 from offrl.data import Dataset
 from offrl.data.transforms import Preprocessing, preprocess
-from offrl.dynamics import DynamicsConfig, Steps
 from offrl.errors import UserError
+from offrl.learning import dynamics
+from offrl.learning.dynamics import DynamicsConfig, Steps
 
 KEY = jax.random.key(0)
 NOISE = np.array([0.05, 0.2])  # of the toy's two dimensions

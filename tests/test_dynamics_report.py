@@ -13,14 +13,16 @@ from test_dynamics import LEARNER, NOISE, learned, linear_system, stacked
 from tiny_environments import episode_length
 
 import offrl.data
-from offrl import dynamics, dynamics_report, penalty_study, train
+from offrl import train
 from offrl.algorithm import Spec
 from offrl.algorithms import mopo
-from offrl.checkpoints import Checkpoints
-from offrl.configuration import option_defaults
-from offrl.dynamics import Steps
 from offrl.errors import UserError
-from offrl.runs import Run
+from offrl.learning import dynamics
+from offrl.learning.dynamics import Steps
+from offrl.protocol import dynamics_report, penalty_study
+from offrl.runs.checkpoints import Checkpoints
+from offrl.runs.configuration import option_defaults
+from offrl.runs.run import Run
 
 ENV = "tiny_environments:Tiny-v0"
 QUIET = Console(quiet=True)

@@ -19,13 +19,14 @@ import pytest
 from rich.console import Console
 from tiny_environments import episode_length
 
-from offrl import evaluate, simulators, statistics
-from offrl.checkpoints import Checkpoints
 from offrl.data.transforms import STANDARDIZE, unit_box
 from offrl.errors import UserError
-from offrl.evaluate import evaluate_policies, evaluate_run, policy_scores, population_scores, summarize
-from offrl.runs import Run
-from offrl.simulators import SimulatorError, Simulators
+from offrl.playing import evaluation, simulators
+from offrl.playing.evaluation import evaluate_policies, evaluate_run, policy_scores, population_scores, summarize
+from offrl.playing.simulators import SimulatorError, Simulators
+from offrl.protocol import statistics
+from offrl.runs.checkpoints import Checkpoints
+from offrl.runs.run import Run
 
 ENV = "tiny_environments:Tiny-v0"
 LIMIT = 20  # the time limit Tiny-v0 is registered with
@@ -34,7 +35,7 @@ ALGORITHM = """
 from typing import Any
 import flax, jax, jax.numpy as jnp
 from offrl.algorithm import option
-from offrl.policies import Policy
+from offrl.learning.policies import Policy
 
 @flax.struct.dataclass
 class Config:
@@ -151,7 +152,7 @@ def pool(kept, monkeypatch):
             kept[key] = Lasting(env_id, env_kwargs, 16, workers=1)
         return kept[key]
 
-    monkeypatch.setattr(evaluate, "Simulators", lasting)
+    monkeypatch.setattr(evaluation, "Simulators", lasting)
     return lasting
 
 
@@ -259,7 +260,7 @@ def test_a_failing_environment_is_one_clear_error_and_leaves_no_process(crash, m
 def test_workers_end_with_a_killed_parent():
     program = f"""
 import numpy, time
-from offrl.simulators import Simulators
+from offrl.playing.simulators import Simulators
 with Simulators({ENV!r}, {{}}, 2, workers=1) as environments:
     print(environments._processes[0].pid, flush=True)
     time.sleep(60)
@@ -322,8 +323,8 @@ def test_all_policies_play_the_same_episodes(run, pool):
             actions = 2 * (1.0, -1.0)[member] * GAINS[step][member] * np.tanh(seen)
             np.testing.assert_allclose(row["return"], (1 + 2 * actions).sum(), rtol=1e-5)
     np.testing.assert_allclose(rows["normalized_score"], 100 * (rows["return"] + 10) / 50)
-    table = pd.read_csv(run / "oracle" / "returns.csv", dtype=evaluate.DTYPES)
-    pd.testing.assert_frame_equal(table[list(evaluate.DTYPES)], rows[list(evaluate.DTYPES)])
+    table = pd.read_csv(run / "oracle" / "returns.csv", dtype=evaluation.DTYPES)
+    pd.testing.assert_frame_equal(table[list(evaluation.DTYPES)], rows[list(evaluation.DTYPES)])
     assert set(table["fingerprint"]) == {"0123456789012345"}
     assert set(table["version"]) == {importlib.metadata.version("offrl")}
 
@@ -344,7 +345,7 @@ def test_nothing_is_played_twice(run, pool, monkeypatch):
         raise AssertionError("no simulator is needed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate, "Simulators", refuse)
+        patch.setattr(evaluation, "Simulators", refuse)
         pd.testing.assert_frame_equal(evaluate_run(run, "all", episodes=6), more)
         assert len(evaluate_run(run, [10, 30], episodes=2)) == 2 * 2 * 2
 
@@ -357,11 +358,11 @@ def test_nothing_is_played_twice(run, pool, monkeypatch):
 
 
 def test_an_interrupted_evaluation_goes_on(run, pool, monkeypatch):
-    monkeypatch.setattr(evaluate, "EPISODES_AT_ONCE", 2)
+    monkeypatch.setattr(evaluation, "EPISODES_AT_ONCE", 2)
     change(run, env_kwargs={"crash_at": 103})
     with pytest.raises(SimulatorError, match=r"reset seed 103"):
         evaluate_run(run, "last", episodes=6)
-    assert evaluate.read_returns(Run.open(run))["reset_seed"].tolist() == [100, 101, 100, 101]
+    assert evaluation.read_returns(Run.open(run))["reset_seed"].tolist() == [100, 101, 100, 101]
     change(run, env_kwargs={})
     assert evaluate_run(run, "last", episodes=6)["reset_seed"].tolist() == [100, 101, 102, 103, 104, 105] * 2
 
@@ -480,13 +481,13 @@ def test_the_command(run):
 )
 def test_mistakes_on_the_command_line(arguments, message):
     with pytest.raises(UserError, match=message):
-        evaluate.parse(arguments)
+        evaluation.parse(arguments)
 
 
 def test_the_command_line_is_read(tmp_path):
     odd = tmp_path / "algo=iql"
     odd.mkdir()
-    assert evaluate.parse([str(odd), "runs/a", "checkpoints=5,10", "seed=3", "--json"]) == (
+    assert evaluation.parse([str(odd), "runs/a", "checkpoints=5,10", "seed=3", "--json"]) == (
         [odd, Path("runs/a")],
         {"checkpoints": [5, 10], "seed": 3},
         True,

@@ -14,7 +14,7 @@ import pytest
 import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.data import Dataset
-from offrl.training import Population
+from offrl.learning.population import Population
 
 DISCOUNT, EPISODES, LENGTH = 0.9, 400, 10
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from plain import mlp, random_batch, random_dataset, random_state, twin_q
 
-from offrl import dynamics, model_based, soft_actor_critic
 from offrl.algorithm import Spec
 from offrl.algorithms import combo, mobile, mopo, morel, rambo
-from offrl.dynamics import Steps
 from offrl.errors import UserError
+from offrl.learning import dynamics, model_based, soft_actor_critic
+from offrl.learning.dynamics import Steps
 
 KEY = jax.random.key(0)
 SPEC = Spec(observation_dim=3, action_dim=2, updates=100)

@@ -10,7 +10,7 @@ from plain import golden_batch, random_batch, random_dataset, random_state, tanh
 
 from offrl.algorithm import Spec
 from offrl.algorithms import rebrac
-from offrl.configuration import tuned_values
+from offrl.runs.configuration import tuned_values
 
 GOLDEN = Path(__file__).parent / "golden" / "rebrac.npz"
 KEY = jax.random.key(0)

@@ -15,8 +15,9 @@ import pandas as pd
 import pytest
 from made_runs import make_run, make_selection
 
-from offrl import report, report_page, report_pictures, scores
 from offrl.errors import UserError
+from offrl.protocol import scores
+from offrl.reporting import page, pictures, report
 
 EVIL = "<script>window.broken=1</script>\"'&$x_1$<img src=x onerror=window.broken=1>"
 
@@ -166,7 +167,7 @@ def test_no_string_from_outside_becomes_markup(made):
     assert EVIL not in page
     assert page.count("&lt;script&gt;") > 5  # it is shown, as text
     assert not [attributes for _, attributes in reader.tags if any(name.startswith("on") for name in attributes)]
-    assert report_page.tag("a", "<b>", href='"><i>') == '<a href="&quot;&gt;&lt;i&gt;">&lt;b&gt;</a>'
+    assert page.tag("a", "<b>", href='"><i>') == '<a href="&quot;&gt;&lt;i&gt;">&lt;b&gt;</a>'
 
 
 def test_the_page_is_one_file_with_nothing_to_fetch_and_no_id_twice(made):
@@ -254,11 +255,11 @@ def test_the_aggregates_are_over_the_datasets_that_most_algorithms_share(tmp_pat
 
 
 def test_numbers_are_aligned_and_signed(made):
-    assert report_page.number(-1.25, 0.5, 2).value == -1.25
-    assert "−1.25" in report_page.number(-1.25, 0.5, 2).text
-    assert report_page.number(float("nan"), reason="x: how").note == "x"
-    assert report_page.significant(123456.0) == "1.23e+05"
-    assert report_page.significant(-0.5) == "−0.5"
+    assert page.number(-1.25, 0.5, 2).value == -1.25
+    assert "−1.25" in page.number(-1.25, 0.5, 2).text
+    assert page.number(float("nan"), reason="x: how").note == "x"
+    assert page.significant(123456.0) == "1.23e+05"
+    assert page.significant(-0.5) == "−0.5"
 
 
 @pytest.fixture
@@ -342,7 +343,7 @@ def test_data_are_loaded_where_they_lie_and_never_fetched(tmp_path, monkeypatch)
 
 def test_a_style_is_only_for_the_pictures():
     before = dict(matplotlib.rcParams)
-    with report_pictures.style():
+    with pictures.style():
         assert matplotlib.rcParams["svg.fonttype"] == "none"
     assert dict(matplotlib.rcParams) == before
 

@@ -17,9 +17,11 @@ from rich.console import Console
 from test_data_checks import log
 from test_data_download import Server, server  # noqa: F401
 
-from offrl import commands, configuration, reproduce, scores
+from offrl import command_line
 from offrl.data import d4rl
-from offrl.reproduce import Plan
+from offrl.protocol import reproduce, scores
+from offrl.protocol.reproduce import Plan
+from offrl.runs import configuration
 from offrl.train import identity_of
 
 MEDIUM, REPLAY = "d4rl:hopper-medium-v2", "d4rl:hopper-medium-replay-v2"
@@ -227,7 +229,7 @@ def test_what_is_wrong_is_told_in_one_line(command, monkeypatch, arguments, mess
 
 def test_the_tables_that_come_with_offrl_can_be_planned():
     for name, table in reproduce.tables().items():
-        plan = reproduce.make_plan(commands.Arguments([Path(name)], {}, False))
+        plan = reproduce.make_plan(command_line.Arguments([Path(name)], {}, False))
         assert len(plan.cells()) == len(table["datasets"]) * len(table["algorithms"])
         for dataset in plan.datasets:
             source, _, rest = dataset.partition(":")
@@ -235,7 +237,7 @@ def test_the_tables_that_come_with_offrl_can_be_planned():
 
 
 def test_the_settings_of_a_table_reach_its_algorithms_and_are_known_to_them():
-    plan = reproduce.make_plan(commands.Arguments([Path("small")], {}, False))
+    plan = reproduce.make_plan(command_line.Arguments([Path("small")], {}, False))
     for algorithm in ["td3_bc", *(plan.settings.keys() - {"all"})]:
         command = plan.command("builtin:hopper/medium", [algorithm])
         own = plan.settings.get(algorithm, [])

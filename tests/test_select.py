@@ -16,10 +16,11 @@ import pytest
 from omegaconf import OmegaConf
 from pools import linear, linear_quadratic, made_pool, made_run
 
-from offrl import configuration, select
 from offrl.errors import UserError
-from offrl.evaluate import evaluate_run
-from offrl.runs import Run, labels
+from offrl.playing.evaluation import evaluate_run
+from offrl.runs import configuration
+from offrl.runs.run import Run, labels
+from offrl.selection import decision
 
 QUICK = "finite,range,action_distances,lstd,neighbours"
 TRAIN = """
@@ -36,11 +37,11 @@ import sys
 
 class Sealed:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("gymnasium", "mujoco", "minari") or name in ("offrl.simulators", "offrl.evaluate"):
+        if name.split(".")[0] in ("gymnasium", "mujoco", "minari") or name.startswith("offrl.playing"):
             raise ImportError(f"{name} is sealed")
 
 sys.meta_path.insert(0, Sealed())
-from offrl.select import main
+from offrl.selection.decision import main
 main()
 """
 
@@ -93,7 +94,7 @@ def test_a_pool_without_cloning_is_told_that_its_baseline_is_missing(pool, monke
     def told(pattern: str, diagnostics: str = "action_distances,lstd") -> str:
         runs = map(str, sorted(pool.glob(pattern)))
         monkeypatch.setattr(sys, "argv", ["offrl.select", *runs, f"diagnostics={diagnostics}", "out=told"])
-        select.main()
+        decision.main()
         return " ".join(capsys.readouterr().out.split())
 
     missing = "no cloning among the candidates"
@@ -138,7 +139,7 @@ def test_a_mistake_is_answered_in_one_line(pool, monkeypatch, capsys, arguments,
     if not arguments:
         sys.argv.append("out=x")
     with pytest.raises(SystemExit) as end:
-        select.main()
+        decision.main()
     assert end.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
@@ -154,7 +155,7 @@ def test_data_that_have_changed_since_are_refused(pool, tmp_path, monkeypatch):
     np.savez(folder / "log.npz", **arrays)
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match="give back the data it was trained on"):
-        select.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
+        decision.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
 
 
 def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool, tmp_path, monkeypatch):
@@ -166,7 +167,7 @@ def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool,
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "empty"))
     message = "fingerprint [0-9a-f]+; builtin:pendulum/expert is not on this machine; make it again with `python"
     with pytest.raises(UserError, match=message):
-        select.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
+        decision.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
     assert not (tmp_path / "empty").exists()
 
 
@@ -175,11 +176,11 @@ def test_an_average_of_checkpoints_is_one_more_candidate_and_a_run_like_any(pool
     shutil.copytree(pool, folder)
     plain = sorted(folder.glob("runs/*/*-*"))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(select.data, "checks", lambda dataset: pd.DataFrame())
-    found = select.select(plain, "action_distance", ["action_distances"], average=2)
+    monkeypatch.setattr(decision.data, "checks", lambda dataset: pd.DataFrame())
+    found = decision.select(plain, "action_distance", ["action_distances"], average=2)
     assert len(found.candidates) == 8 + 4
     everything = sorted(folder.glob("runs/*/*-*"))  # beside the runs now lie those that it wrote
-    again = select.select(everything, "action_distance", ["action_distances"], average=2)
+    again = decision.select(everything, "action_distance", ["action_distances"], average=2)
     assert again.candidates["candidate"].tolist() == found.candidates["candidate"].tolist()
     for run in map(Run.open, plain):
         averaged = Run.open(run.path.with_name(f"{run.path.name}-average2"))
@@ -195,7 +196,7 @@ def test_an_average_of_checkpoints_is_one_more_candidate_and_a_run_like_any(pool
     returns = evaluate_run(averaged.path, episodes=2, seed=0, env="tiny_environments:Tiny-v0", workers=1)["return"]
     assert np.isfinite(returns).all()
     with pytest.raises(UserError, match=r"average=3: at least 2, and .* has 2 checkpoints"):
-        select.select(plain, average=3)
+        decision.select(plain, average=3)
 
 
 NEVER = """
@@ -221,10 +222,10 @@ def test_of_several_splits_the_configuration_best_on_average_is_to_be_retrained(
         expected.append([-(distances[0] + distances[1]) / 2, -distances[2]])
 
     def answer(selector="action_distance", given=runs):
-        monkeypatch.setattr(select.Pool, "open", lambda *_, **__: made_pool(data, *given, checkpoints=1))
-        return select.select_configuration([], selector, ["action_distances"])
+        monkeypatch.setattr(decision.Pool, "open", lambda *_, **__: made_pool(data, *given, checkpoints=1))
+        return decision.select_configuration([], selector, ["action_distances"])
 
-    monkeypatch.setattr(select, "training_command", lambda run, member: f"train {run.members[member]['values']}")
+    monkeypatch.setattr(decision, "training_command", lambda run, member: f"train {run.members[member]['values']}")
     found = answer()
     assert found.table["setting"].tolist() == ["strength=1", "strength=2"]
     np.testing.assert_allclose(found.table[["split 0", "split 1", "split 2"]].T, expected, rtol=1e-4)
@@ -244,7 +245,7 @@ def test_of_several_splits_the_configuration_best_on_average_is_to_be_retrained(
 def test_the_command_that_retrains_is_one_that_train_takes_and_leaves_nothing_out(pool):
     run = Run.open(next(pool.glob("runs/*/td3_bc-*")))
     run.info["identity"]["dataset"] = "file:my log's.npz"
-    command = shlex.split(select.training_command(run, 1))
+    command = shlex.split(decision.training_command(run, 1))
     assert command[:3] == ["python", "-m", "offrl.train"]
     prepared = configuration.prepare_arguments(command[3:], "train")
     with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
@@ -261,8 +262,8 @@ def test_the_chance_of_beating_the_data_follows_from_the_resampled_episodes():
     episodes = pool.dataset.episodes
     scores = pd.DataFrame({"behaviour_advantage": [1.0, -1.0]}, index=list(pool.table["candidate"]))
     replicates = {"behaviour_advantage": np.array([[1.0] * 150 + [-1.0] * 50, [-1.0] * 200])}
-    choice = select.Choice(pd.Series([1.0], index=scores.index[:1]), [scores.index[0]], 1, "", [scores.index[0]], [])
-    found = select.chances(pool, choice, scores, replicates).iloc[0]
+    choice = decision.Choice(pd.Series([1.0], index=scores.index[:1]), [scores.index[0]], 1, "", [scores.index[0]], [])
+    found = decision.chances(pool, choice, scores, replicates).iloc[0]
     assert found["beats_behaviour"] == pytest.approx((150 + 0.5) / 201)
     assert np.isnan(found["beats_bc"])  # there is none in the pool
     assert pool.episode_weights.shape == (200, episodes)
@@ -273,8 +274,8 @@ def test_a_policy_like_the_behaviour_beats_it_half_the_time_though_episodes_are_
     data = replace(data, rewards=-np.ones_like(data.rewards))  # worth -100 for ever, and -18 until the time limit
     pool = made_pool(data, made_run(data, {1: [linear(-0.9)]}))
     scores = pd.DataFrame({"lstd": [-100.0]}, index=list(pool.table["candidate"]))
-    choice = select.Choice(pd.Series([1.0], index=scores.index), [scores.index[0]], 1, "", [scores.index[0]], [])
-    found = select.chances(pool, choice, scores, {"lstd": np.full((1, 200), -100.0)}).iloc[0]
+    choice = decision.Choice(pd.Series([1.0], index=scores.index), [scores.index[0]], 1, "", [scores.index[0]], [])
+    found = decision.chances(pool, choice, scores, {"lstd": np.full((1, 200), -100.0)}).iloc[0]
     assert found["behaviour"] == pytest.approx(-100, abs=1e-3)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from offrl import selectors
 from offrl.errors import UserError
+from offrl.selection import selectors
 
 
 def candidates(names, algorithms=None, steps=None):

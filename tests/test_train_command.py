@@ -16,10 +16,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from offrl import algorithm, configuration, scores, train
-from offrl.checkpoints import Checkpoints
+from offrl import algorithm, train
 from offrl.errors import UserError
-from offrl.runs import Run
+from offrl.protocol import scores
+from offrl.runs import configuration
+from offrl.runs.checkpoints import Checkpoints
+from offrl.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
 TOYS = Path(__file__).parent / "toys"

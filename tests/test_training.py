@@ -10,7 +10,7 @@ from plain import random_dataset
 import offrl.algorithm
 from offrl import train
 from offrl.algorithm import Phase, Spec
-from offrl.training import NEVER, Population
+from offrl.learning.population import NEVER, Population
 
 TOYS = Path(__file__).parent / "toys"
 SPEC = Spec(observation_dim=3, action_dim=2, updates=60)

@@ -1,7 +1,7 @@
 """Whether training still makes the same numbers, to the bit: every algorithm at protocol=smoke on a small random log.
 
     python tests/training_digests.py [NAME...]          compare with tests/golden/training_digests.json
-    python tests/training_digests.py --write [NAME...]  make that file anew, after a change that moves numbers on purpose
+    python tests/training_digests.py --write [NAME...]  make that file anew, where a change moves numbers on purpose
 
 The numbers are those of one kind of processor and one set of library versions, which the file names; elsewhere there
 is nothing to compare with.

@@ -236,7 +236,7 @@ def check_variation(episodes: Episodes) -> None:
 def check_environment(
     dataset: Dataset, spaces: tuple[int, np.ndarray, np.ndarray, int | None], env_id: str | None = None
 ) -> tuple[str, ...]:
-    """Compares a dataset with `offrl.simulators.spaces(...)`: (observation_dim, action_low, action_high, max_steps).
+    """Compares a dataset with `playing.simulators.spaces(...)`: (observation_dim, action_low, action_high, max_steps).
 
     Raises `UserError` where the sizes differ; returns warnings (another action box).
     """

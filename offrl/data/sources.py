@@ -133,7 +133,7 @@ def _complete(episodes: Episodes, time_limit: int | None) -> None:
     needs_limit = episodes.time_limit is None and time_limit is None
     if episodes.env_id is None or not (needs_box or needs_limit):
         return
-    from offrl.simulators import spaces
+    from offrl.playing.simulators import spaces
 
     environment = spaces(episodes.env_id, episodes.env_kwargs)
     if needs_limit:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from offrl.data.dataset import Reference
-from offrl.evaluate import read_returns
-from offrl.runs import Run
+from offrl.playing.evaluation import read_returns
+from offrl.runs.run import Run
 
 HERE = Path(__file__).parent
 

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from offrl.algorithm import option
-from offrl.policies import Policy
-from offrl.updates import sample_batch
+from offrl.learning.policies import Policy
+from offrl.learning.updates import sample_batch
 
 
 @flax.struct.dataclass

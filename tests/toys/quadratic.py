@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from offrl.algorithm import option
-from offrl.policies import Policy
+from offrl.learning.policies import Policy
 
 
 @flax.struct.dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.stats import norm
 
 from offrl.algorithm import option
-from offrl.policies import Policy
+from offrl.learning.policies import Policy
 
 DIM, WIDTH = 11, 64  # of what both ladders see, and of their hidden layers
 

@@ -28,15 +28,15 @@ from scipy.special import logsumexp
 
 import offrl.algorithm
 import offrl.data
-from offrl import simulators
 from offrl.algorithm import Spec
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
-from offrl.diagnostics import evaluation, measure
-from offrl.diagnostics.evaluation import DISCOUNT, ESS_STEP, LEAST_ESS
-from offrl.diagnostics.pool import Pool, in_chunks
-from offrl.report_pictures import INK, colour, style
-from offrl.statistics import spearman
+from offrl.playing import simulators
+from offrl.protocol.statistics import spearman
+from offrl.reporting.pictures import INK, colour, style
+from offrl.selection.diagnostics import evaluation, measure
+from offrl.selection.diagnostics.evaluation import DISCOUNT, ESS_STEP, LEAST_ESS
+from offrl.selection.pool import Pool, in_chunks
 
 HERE = Path(__file__).resolve().parent
 TRPO = HERE.parents[2] / "tests" / "toys" / "trpo.py"

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, over_episodes, ratio
-from offrl.diagnostics.critic import NOT_HELD_OUT, of_means
-from offrl.diagnostics.pool import Pool, Rows, in_chunks
-from offrl.networks import MLP, gaussian_log_prob
-from offrl.updates import adam_init, adam_step
+from offrl.learning.networks import MLP, gaussian_log_prob
+from offrl.learning.updates import adam_init, adam_step
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, over_episodes, ratio
+from offrl.selection.diagnostics.critic import NOT_HELD_OUT, of_means
+from offrl.selection.pool import Pool, Rows, in_chunks
 
 REFERENCE_ROWS = 10_000
 QUERY_ROWS = 2_000

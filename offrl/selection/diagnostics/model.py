@@ -9,7 +9,7 @@ All candidates start from the same states and see the same noise.
 - model_value, model_value_min: HORIZON steps from the first states of episodes, then the behaviour's value of where
   they lead (`evaluation.behaviour`); the mean and the lowest of the members.
 - model_advantage: the same for SHORT steps from held-out states, less the behaviour's value there.
-- penalty_NAME: mean over the same steps of a penalty of `offrl.dynamics.PENALTIES`, over the 95th percentile that it
+- penalty_NAME: mean over the same steps of a penalty of `learning.dynamics.PENALTIES`, over the 95th percentile that it
   has on held-out rows: above 1 the model is less sure than on 95 % of the data.
 - torel: the regret bound by which TOReL selects (2505.22442), with the data's own range of rewards.
 """
@@ -25,14 +25,14 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from offrl import dynamics
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.transforms import Preprocessing, observation_statistics, preprocess
-from offrl.diagnostics import Diagnostic, Measurement, Scores, spread
-from offrl.diagnostics.evaluation import DISCOUNT, NO_HELD_OUT, NOT_FINITE, behaviour, values_of
-from offrl.diagnostics.features import standardiser
-from offrl.diagnostics.pool import RESAMPLES, Candidate, Pool
-from offrl.dynamics import PENALTIES, DynamicsConfig, Ensemble
+from offrl.learning import dynamics
+from offrl.learning.dynamics import PENALTIES, DynamicsConfig, Ensemble
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, spread
+from offrl.selection.diagnostics.evaluation import DISCOUNT, NO_HELD_OUT, NOT_FINITE, behaviour, values_of
+from offrl.selection.diagnostics.features import standardiser
+from offrl.selection.pool import RESAMPLES, Candidate, Pool
 
 CONFIG = DynamicsConfig(
     ensemble_size=5,

@@ -19,10 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
-from offrl.diagnostics.critic import NOT_HELD_OUT, critic_rows, no_critic, of_candidates, of_means, own_q, td_parts
-from offrl.diagnostics.features import random_features, standardiser
-from offrl.diagnostics.pool import Candidate, Pool
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
+from offrl.selection.diagnostics.critic import (
+    NOT_HELD_OUT,
+    critic_rows,
+    no_critic,
+    of_candidates,
+    of_means,
+    own_q,
+    td_parts,
+)
+from offrl.selection.diagnostics.features import random_features, standardiser
+from offrl.selection.pool import Candidate, Pool
 
 RESOLUTIONS = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Of BVFT: the width of a cell, in standard deviations of Q."""

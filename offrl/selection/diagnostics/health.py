@@ -15,10 +15,10 @@ import numpy as np
 
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.transforms import transform_observations
-from offrl.diagnostics import Diagnostic, Measurement, Scores, over_episodes, without_error
-from offrl.diagnostics.critic import critic_rows, no_critic, own_q
-from offrl.diagnostics.pool import Candidate, Pool
-from offrl.diagnostics.support import split_name, split_rows
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, over_episodes, without_error
+from offrl.selection.diagnostics.critic import critic_rows, no_critic, own_q
+from offrl.selection.diagnostics.support import split_name, split_rows
+from offrl.selection.pool import Candidate, Pool
 
 WIDENED = 0.2
 """Of its width, that the range of values is widened by on either side."""

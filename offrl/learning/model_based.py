@@ -17,12 +17,12 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from offrl import dynamics, soft_actor_critic
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.dataset import Dataset
-from offrl.dynamics import Act, Buffer, DynamicsConfig, Ensemble, Model, ModelData, Steps
 from offrl.errors import UserError
-from offrl.soft_actor_critic import Learner, SoftActorCriticConfig
+from offrl.learning import dynamics, soft_actor_critic
+from offrl.learning.dynamics import Act, Buffer, DynamicsConfig, Ensemble, Model, ModelData, Steps
+from offrl.learning.soft_actor_critic import Learner, SoftActorCriticConfig
 
 ROLLOUTS_AT_ONCE = 5_000
 """What bounds the memory of rollouts: the hidden layers of all members for so many rows."""
@@ -59,7 +59,7 @@ def real_rows(config: ModelBasedConfig) -> int:
 
 
 def prepare(dataset: Dataset, config: ModelBasedConfig) -> ModelData:
-    """See `offrl.dynamics.prepare`."""
+    """See `offrl.learning.dynamics.prepare`."""
     if not 0 <= config.real_ratio <= 1:
         raise UserError(f"algo.real_ratio={config.real_ratio}: must be from 0 to 1")
     return dynamics.prepare(dataset, config)

@@ -26,7 +26,10 @@ import numpy as np
 
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
-from offrl.diagnostics import (
+from offrl.learning.networks import MLP
+from offrl.learning.updates import adam_init, adam_step
+from offrl.protocol.statistics import kendall
+from offrl.selection.diagnostics import (
     Diagnostic,
     Measurement,
     Scores,
@@ -36,11 +39,8 @@ from offrl.diagnostics import (
     ratio,
     without_error,
 )
-from offrl.diagnostics.features import random_features, standardiser
-from offrl.diagnostics.pool import RESAMPLES, Pool, in_chunks
-from offrl.networks import MLP
-from offrl.statistics import kendall
-from offrl.updates import adam_init, adam_step
+from offrl.selection.diagnostics.features import random_features, standardiser
+from offrl.selection.pool import RESAMPLES, Pool, in_chunks
 
 DISCOUNT = 0.99
 HEADS = 3

@@ -35,8 +35,8 @@ from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Dataset, Transitions
 from offrl.data.transforms import observation_statistics
 from offrl.errors import UserError
-from offrl.networks import MLP, gaussian_log_prob
-from offrl.updates import adam_init, adam_step, copy
+from offrl.learning.networks import MLP, gaussian_log_prob
+from offrl.learning.updates import adam_init, adam_step, copy
 
 LOG_VAR_BOUNDS = (-10.0, 0.5)  # where the learned bounds start
 BOUND_WEIGHT = 0.01

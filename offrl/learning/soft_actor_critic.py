@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import optax
 
 from offrl.algorithm import Metrics, Spec, option
-from offrl.dynamics import Steps
-from offrl.networks import (
+from offrl.learning.dynamics import Steps
+from offrl.learning.networks import (
     Critic,
     TanhGaussianActor,
     ensemble,
     tanh_gaussian_log_prob,
     tanh_gaussian_sample,
 )
-from offrl.policies import Policy
-from offrl.updates import adam_init, adam_step, copy
+from offrl.learning.policies import Policy
+from offrl.learning.updates import adam_init, adam_step, copy
 
 MAX_ALPHA = 1.0
 

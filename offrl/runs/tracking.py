@@ -86,7 +86,7 @@ class Tracker:
         import pandas as pd
         import wandb
 
-        from offrl import report  # here: it draws, which would delay the first update
+        from offrl.reporting import report  # here: it draws, which would delay the first update
 
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "report.html"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from offrl.algorithms import iql
-from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
-from offrl.diagnostics.pool import CHUNK, Candidate, Pool, Rows
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
+from offrl.selection.pool import CHUNK, Candidate, Pool, Rows
 
 NOT_HELD_OUT = "no episode is held out from all runs; train with protocol.validation_fraction above 0"
 TOP, BOTTOM = 0.2, 0.5

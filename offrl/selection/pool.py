@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 
 from offrl.algorithm import Algorithm, Spec
-from offrl.configuration import option_defaults, tuned_values
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
 from offrl.errors import UserError
-from offrl.runs import Run, differing_names, differing_options, flat, labels
+from offrl.runs.configuration import option_defaults, tuned_values
+from offrl.runs.run import Run, differing_names, differing_options, flat, labels
 
 CHUNK = 8192
 """Rows per call of a policy: one compiled program per algorithm, whatever the number of rows."""

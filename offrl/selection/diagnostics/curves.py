@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-import offrl.diagnostics
-from offrl.diagnostics import Diagnostic, Measurement, Scores, not_applicable, without_error
-from offrl.diagnostics.critic import (
+import offrl.selection.diagnostics
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, without_error
+from offrl.selection.diagnostics.critic import (
     NOT_HELD_OUT,
     all_not_applicable,
     critic_rows,
@@ -35,8 +35,8 @@ from offrl.diagnostics.critic import (
     own_q,
     td_parts,
 )
-from offrl.diagnostics.pool import Candidate, Pool
-from offrl.selectors import BC
+from offrl.selection.pool import Candidate, Pool
+from offrl.selection.selectors import BC
 
 SPAN = 0.2
 """Of a curve's checkpoints, that its smoothing looks at."""
@@ -306,7 +306,7 @@ def workflow(pool: Pool) -> pd.DataFrame:
     healthy one and the numbers stand without a claim.
     """
     needed = ["dataset_q", "underfit", "td", "fit", "action_distances"]
-    table, replicates = offrl.diagnostics.measure(pool, needed)
+    table, replicates = offrl.selection.diagnostics.measure(pool, needed)
     values = table.pivot(index="candidate", columns="diagnostic", values="value").reindex(pool.table["candidate"])
     members: dict[Any, list[int]] = {}
     for i, candidate in enumerate(pool.candidates):

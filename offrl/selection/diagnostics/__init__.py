@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from offrl.diagnostics.pool import RESAMPLES, Pool, Rows
 from offrl.errors import UserError, nearest
+from offrl.selection.pool import RESAMPLES, Pool, Rows
 
 FAMILIES = ("health", "critic", "support", "curves", "evaluation", "bellman", "model")
 VERSION = 2
@@ -262,7 +262,7 @@ def _read_kept(pool: Pool, i: int, measurement: Measurement, key: str) -> list[d
 
 
 def _keep(pool: Pool, i: int, key: str, rows: list[dict[str, Any]]) -> None:
-    from offrl.runs import write_whole
+    from offrl.runs.run import write_whole
 
     path = _file(pool, i, key)
     path.parent.mkdir(exist_ok=True)

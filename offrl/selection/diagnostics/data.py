@@ -9,8 +9,8 @@ import pandas as pd
 
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
-from offrl.diagnostics.pool import Pool
-from offrl.diagnostics.support import fit_clone, squared_distances, whitening
+from offrl.selection.diagnostics.support import fit_clone, squared_distances, whitening
+from offrl.selection.pool import Pool
 
 ROWS = 20_000
 """Transitions that a check looks at, unless it says otherwise."""

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from offrl.report_page import CSS, SERIES, Html
+from offrl.reporting.page import CSS, SERIES, Html
 
 COLOURS: dict[str, str] = {}
 """The light theme's colours by the name of their CSS variable."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offrl.diagnostics.pool import Pool, Rows
+from offrl.selection.pool import Pool, Rows
 
 LIMIT = 10.0  # standardised inputs further out count as that far out
 SMALLEST_DEVIATION = 1e-3

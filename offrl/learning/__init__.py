@@ -1,0 +1,1 @@
+"""Learning a policy: networks, updates, the compiled loop, soft actor-critic, learned models."""

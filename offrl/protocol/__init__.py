@@ -1,0 +1,1 @@
+"""What scores mean: normalisation, statistics, reproducing and comparing published tables."""

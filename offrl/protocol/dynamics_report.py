@@ -1,0 +1,273 @@
+"""How good is a run's dynamics ensemble on episodes it has never seen: `python -m offrl.dynamics_report RUN...`.
+
+Of the episodes that the run's protocol held out of all training (`protocol.validation_fraction`), for each member:
+
+- one step: the elites' mixture's negative log-likelihood per dimension, beside that of one Gaussian fitted to the
+  training data's changes; the share of the truth inside its central 50 and 90 % intervals; the error of the mean;
+- open loop: the elites' mean trajectories under the data's own actions, from states spread over the episodes, after 1,
+  5, 10 and 25 steps, in standard deviations of each observation, beside standing still;
+- terminations: precision and recall of "terminates", predicted for the true step and for the predicted one.
+
+Nothing but the dataset and the checkpoint is opened. RUN/dynamics/report.csv has one row per number, report.png draws
+the coverage of all central intervals and the open-loop error at every horizon.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+import offrl
+from offrl import devices
+from offrl.command_line import parse, whole_number
+from offrl.data.dataset import Dataset
+from offrl.data.transforms import apply_transforms
+from offrl.errors import UserError, run_command
+from offrl.learning import dynamics
+from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps
+from offrl.learning.networks import gaussian_log_prob
+from offrl.reporting.page import significant
+from offrl.runs.run import Run, write_whole
+from offrl.selection.pool import held_out_episodes, load_dataset
+
+HORIZONS = (1, 5, 10, 25)
+LEVELS = (0.5, 0.9)
+ROWS_AT_ONCE = 8_192
+STARTS = 2_000
+"""Open-loop trajectories, at most."""
+COLUMNS = ["algorithm", "dataset", "fingerprint", "member", "seed", "step", "part", "quantity", "horizon", "value",
+           "version"]  # fmt: skip
+
+
+def ensemble_of(run: Run, member: int, step: int | None = None) -> tuple[int, Ensemble]:
+    """The step of a checkpoint, by default the member's last healthy one, and the ensemble in it.
+
+    Raises:
+        UserError: there is no checkpoint, or the algorithm has no dynamics.
+    """
+    if not issubclass(run.algorithm.Config, DynamicsConfig):
+        raise UserError(f"{run.path}: {run.algorithm.name} has no dynamics; give a run of mopo, morel, combo, ...")
+    step = run.last_checkpoint(member) if step is None else step
+    if step is None:
+        raise UserError(f"{run.path}: no checkpoint of a healthy member {member}; train it first")
+    ensemble = jax.tree.map(lambda leaf: leaf[member], run.restore(step).ensemble)
+    return step, jax.device_put(ensemble)
+
+
+def split(run: Run) -> tuple[Dataset, Dataset]:
+    """What the run was trained on and what it was not, as it saw them.
+
+    Raises:
+        UserError: the protocol held nothing out.
+    """
+    dataset = load_dataset(run)
+    held_out = held_out_episodes(run, dataset)
+    if not held_out.any():
+        raise UserError(f"{run.path}: protocol.validation_fraction=0 held no episode out; nothing is unseen")
+    dataset = apply_transforms(dataset, run.info["dataset"]["transforms"])
+    return dataset.select_episodes(np.flatnonzero(~held_out)), dataset.select_episodes(np.flatnonzero(held_out))
+
+
+def quantiles(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> dict[str, jax.Array]:
+    """Of the elites' mixture at the truth: log-density and distribution function [n, dim + 1], error of its mean."""
+    mean, log_var = (part[ensemble.elites] for part in dynamics.predict(ensemble, *batch[:2], config))
+    truth = dynamics.targets_of(batch)
+    each = gaussian_log_prob(mean[..., None], 0.5 * log_var[..., None], truth[..., None])
+    following = batch.observations + mean.mean(0)[:, :-1]
+    return {
+        "log_density": jax.nn.logsumexp(each, 0) - jnp.log(config.elites),
+        "distribution": jax.scipy.stats.norm.cdf((truth - mean) / jnp.exp(0.5 * log_var)).mean(0),
+        "error": truth - mean.mean(0),
+        "ends": dynamics.termination_probability(ensemble, *batch[:2], batch.next_observations, config),
+        "ends_predicted": dynamics.termination_probability(ensemble, *batch[:2], following, config),
+    }
+
+
+def open_loop(ensemble: Ensemble, start: jax.Array, actions: jax.Array, config: DynamicsConfig) -> jax.Array:
+    """Observations [horizon, elites, n, dim] that the elites' means come to from `start` by actions [horizon, n, _]."""
+    network = dynamics.dynamics_network(config, start.shape[-1])
+    params = jax.tree.map(lambda leaf: leaf[ensemble.elites], ensemble.params["dynamics"])
+
+    def one(observations: jax.Array, actions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(params: Any, observations: jax.Array) -> jax.Array:
+            inputs = dynamics.dynamics_inputs(ensemble.statistics, observations, actions)
+            return observations + network.apply(params, inputs)[0][:, :-1]
+
+        following = jax.vmap(step)(params, observations)
+        return following, following
+
+    first = jnp.broadcast_to(start, (config.elites, *start.shape))
+    return jax.lax.scan(one, first, actions)[1]
+
+
+def one_step_numbers(
+    ensemble: Ensemble, config: DynamicsConfig, train: Dataset, held_out: Dataset
+) -> tuple[list[tuple[str, str, Any, float]], np.ndarray]:
+    """(part, quantity, horizon, value) of one step and of terminations; how central observations were, 0 to 1."""
+    rows, program = steps_of(held_out), jax.jit(quantiles)
+    parts = []
+    for first in range(0, len(rows.rewards), ROWS_AT_ONCE):
+        part = Steps(*(column[first : first + ROWS_AT_ONCE] for column in rows))
+        parts.append(jax.device_get(program(ensemble, part, config)))
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    targets = np.asarray(dynamics.targets_of(steps_of(train)))
+    mean, std = targets.mean(0), np.maximum(targets.std(0), 1e-8)
+    marginal = 0.5 * ((np.asarray(dynamics.targets_of(rows)) - mean) / std) ** 2 + np.log(std) + 0.5 * np.log(2 * np.pi)
+    numbers: list[tuple[str, str, Any, float]] = [
+        ("one step", "rows", "", len(rows.rewards)),
+        ("one step", "negative log-likelihood per dimension", "", -found["log_density"].mean()),
+        ("one step", "the same of one Gaussian for all", "", marginal.mean()),
+        ("one step", "error of observations / std of their change", "", _rms((found["error"] / std)[:, :-1])),
+        ("one step", "error of rewards / their std", "", _rms((found["error"] / std)[:, -1])),
+    ]
+    centred = np.abs(found["distribution"] - 0.5) * 2
+    numbers += [
+        ("one step", f"coverage of the {level:.0%} interval, {what}", "", (columns < level).mean())
+        for what, columns in (("observations", centred[:, :-1]), ("rewards", centred[:, -1]))
+        for level in LEVELS
+    ]
+    truth = np.asarray(rows.terminations) > 0
+    numbers.append(("terminations", "terminal steps", "", float(truth.sum())))
+    for name, label in (("ends", "of the true next step"), ("ends_predicted", "of the predicted next step")):
+        predicted = found[name] > 0.5
+        hits = (predicted & truth).sum()
+        numbers.append(
+            ("terminations", f"precision, {label}", "", hits / predicted.sum() if predicted.any() else np.nan)
+        )
+        numbers.append(("terminations", f"recall, {label}", "", hits / truth.sum() if truth.any() else np.nan))
+    return numbers, centred[:, :-1]
+
+
+def open_loop_numbers(
+    ensemble: Ensemble, config: DynamicsConfig, train: Dataset, held_out: Dataset
+) -> tuple[list[tuple[str, str, Any, float]], np.ndarray]:
+    """(part, quantity, horizon, value), and the error at every horizon: [of the elites, of standing still]."""
+    horizons = [h for h in HORIZONS if h < held_out.lengths.max()]
+    if not horizons:
+        return [], np.empty((0, 2))
+    horizon = horizons[-1]
+    # one step more: of the observation after the last action
+    windows = held_out.sequences(horizon + 1, stride=max(1, held_out.steps // (4 * STARTS)))
+    whole = np.flatnonzero(windows.mask.all(1))
+    chosen = whole[np.unique(np.linspace(0, len(whole) - 1, STARTS).astype(int))]
+    observations, actions = windows.observations[chosen], windows.actions[chosen]
+    path = np.asarray(jax.jit(open_loop)(ensemble, observations[:, 0], actions[:, :-1].transpose(1, 0, 2), config))
+    scale = np.maximum(train.transitions().observations.std(0), 1e-8)
+    truth = observations[:, 1:].transpose(1, 0, 2)
+    errors = np.stack(
+        [
+            [_rms((path[h] - truth[h]) / scale) for h in range(horizon)],
+            [_rms((observations[:, 0] - truth[h]) / scale) for h in range(horizon)],
+        ],
+        1,
+    )
+    numbers: list[tuple[str, str, Any, float]] = [("open loop", "trajectories", "", len(chosen))]
+    for h in horizons:
+        numbers.append(("open loop", "error / std of observations", h, errors[h - 1, 0]))
+        numbers.append(("open loop", "the same of standing still", h, errors[h - 1, 1]))
+    return numbers, errors
+
+
+def steps_of(dataset: Dataset) -> Steps:
+    view: Any = dataset.dynamics()
+    return Steps(*view)
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def report(run_path: str | Path, step: int | None = None, console: Console | None = None) -> pd.DataFrame:
+    """Measure, write RUN/dynamics/report.csv and report.png, print a table.
+
+    Raises:
+        UserError: no such run or checkpoint, no dynamics in it, or no episode that it has not seen.
+    """
+    run, console = Run.open(run_path), console or Console()
+    ensembles = [ensemble_of(run, member, step) for member in range(len(run.members))]
+    train, held_out = split(run)
+    rows, curves = [], []
+    for member, (at, ensemble) in enumerate(ensembles):
+        config = run.member_configs[member]
+        numbers, centred = one_step_numbers(ensemble, config, train, held_out)
+        more, errors = open_loop_numbers(ensemble, config, train, held_out)
+        curves.append((member, centred, errors))
+        named = (run.algorithm.name, run.info["dataset"]["name"], run.info["dataset"]["fingerprint"])
+        rows += [
+            (*named, member, run.members[member]["seed"], at, *number, offrl.__version__) for number in numbers + more
+        ]
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    folder = run.path / "dynamics"
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / "report.csv", table.to_csv(index=False))
+    draw(run, curves, folder / "report.png")
+    printed = Table(
+        "part", "quantity", "after steps", title=f"{run.path}: {held_out.episodes} unseen episodes", box=None
+    )
+    for member in range(len(run.members)):
+        printed.add_column(f"member {member}", justify="right")
+    for (part, quantity, horizon), values in table.groupby(["part", "quantity", "horizon"], sort=False)["value"]:
+        printed.add_row(str(part), str(quantity), str(horizon), *map(significant, values))
+    console.print(printed)
+    console.print(f"written: {folder / 'report.csv'}, {folder / 'report.png'}", soft_wrap=True)
+    return table
+
+
+def draw(run: Run, curves: list[tuple[int, np.ndarray, np.ndarray]], file: Path) -> None:
+    figure = Figure(figsize=(9, 3.6), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    coverage, error = figure.subplots(1, 2)
+    levels = np.linspace(0, 1, 51)
+    coverage.plot([0, 1], [0, 1], color="#999999", linestyle=":", label="calibrated")
+    for member, centred, errors in curves:
+        coverage.plot(levels, [(centred < level).mean() for level in levels], label=f"member {member}")
+        error.plot(1 + np.arange(len(errors)), errors[:, 0], label=f"member {member}")
+    if len(curves[0][2]):
+        error.plot(
+            1 + np.arange(len(curves[0][2])), curves[0][2][:, 1], color="#999999", linestyle=":", label="standing still"
+        )
+    coverage.set(xlabel="central interval of the mixture", ylabel="share of true observations inside")
+    error.set(xlabel="steps, open loop", ylabel="error / std of observations", ylim=(0, None))
+    for axes in (coverage, error):
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{run.algorithm.name}'s dynamics on unseen episodes of {run.info['dataset']['name']}", fontsize=10)
+    figure.savefig(file, metadata={"Software": "offrl"})
+
+
+OPTIONS = {"step": "the checkpoint to look at; default: each member's last healthy one"}
+
+
+def main() -> None:
+    def command() -> None:
+        devices.set_up()
+        given = parse(
+            sys.argv[1:],
+            "dynamics_report",
+            "How good the dynamics ensemble of a model-based algorithm's run is on episodes that it has never seen:\n"
+            "likelihood and coverage of one step, open-loop error, precision and recall of terminations.\n"
+            "Opens no environment.",
+            OPTIONS,
+            "  python -m offrl.dynamics_report runs/builtin-hopper-medium/mopo-1a2b3c4d",
+        )
+        step = whole_number("step", given.options["step"]) if "step" in given.options else None
+        for path in given.paths:
+            table = report(path, step, Console(quiet=given.json))
+            if given.json:
+                print(table.to_json(orient="records"))
+
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""*Assisted*: do a run's penalties know where its model is wrong? `python -m offrl.penalty_study RUN...`.
+
+Steps the run's environment with the deployed policy and compares every penalty of `offrl.dynamics` at the states and
+actions it visits with the model's true error there; and, for contrast, on the data's unseen episodes, where penalties
+are usually tuned. For study only: nothing that chooses a policy may see it.
+
+The error of a step is the distance between the elites' mean next observation and the true one, and the negative
+log-likelihood of the elites' mixture there. Given are rank correlations (Spearman), with a standard error by drawing
+episodes anew. Written to RUN/assisted/penalty_study.csv.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import rankdata
+
+import offrl
+from offrl import devices
+from offrl.command_line import parse, whole_number
+from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
+from offrl.errors import UserError, run_command
+from offrl.learning import dynamics
+from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps
+from offrl.learning.networks import gaussian_log_prob
+from offrl.playing.evaluation import check_spaces, deployed_policies
+from offrl.playing.simulators import Simulators
+from offrl.protocol.dynamics_report import ROWS_AT_ONCE, ensemble_of, split, steps_of
+from offrl.runs.run import Run, write_whole
+
+RESAMPLES = 200
+COLUMNS = ["algorithm", "dataset", "fingerprint", "member", "seed", "step", "states", "rows", "penalty", "error",
+           "rank_correlation", "standard_error", "mean_penalty", "mean_error", "version"]  # fmt: skip
+
+
+class Visited(NamedTuple):
+    """Steps as the model sees them, and the episode of each, int [rows]."""
+
+    steps: Steps
+    episodes: np.ndarray
+
+
+def visit(run: Run, member: int, step: int, episodes: int, console: Console) -> Visited:
+    """Every step of so many episodes of the deployed policy, in the run's environment.
+
+    Raises:
+        UserError: the run has no environment, or one of other sizes.
+    """
+    dataset, protocol = run.info["dataset"], run.info["protocol"]
+    if dataset["env_id"] is None:
+        raise UserError(f"{run.path}: this run has no environment (env=null); the true error needs one")
+    simulators = Simulators(dataset["env_id"], dataset["env_kwargs"], episodes)
+    check_spaces(run, simulators, console)
+    act, states = deployed_policies(run, simulators), jax.device_put(run.restore(step))
+    parts: list[tuple[np.ndarray, ...]] = []
+    with simulators:
+        observations = simulators.reset(protocol["evaluation_seed"] + np.arange(episodes)).copy()
+        while simulators.active.any():
+            active = np.flatnonzero(simulators.active)
+            together = np.broadcast_to(observations, (len(run.members), *observations.shape))
+            actions = act(states, together)[member]
+            following = simulators.step(actions).copy()
+            parts.append(
+                (
+                    observations[active],
+                    actions[active],
+                    simulators.rewards[active].astype(np.float32),
+                    following[active],
+                    simulators.terminations[active].astype(np.float32),
+                    active,
+                )
+            )
+            observations = following
+    raw, actions, rewards, following, terminations, rows = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    transforms = dataset["transforms"]
+    steps: list[Any] = [
+        transform_observations(transforms, raw),
+        actions_to_unit_box(transforms, actions),
+        transform_rewards(transforms, rewards),
+        transform_observations(transforms, following),
+        terminations,
+    ]
+    return Visited(Steps(*steps), rows)
+
+
+def measure(
+    key: jax.Array, ensemble: Ensemble, batch: Steps, config: DynamicsConfig
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """Every penalty, and every error, [n] each."""
+    mean, log_var = dynamics.predict(ensemble, *batch[:2], config)
+    penalties = {name: penalty(key, mean, log_var) for name, penalty in dynamics.PENALTIES.items()}
+    truth, elite_mean = dynamics.targets_of(batch), mean[ensemble.elites]
+    log_density = gaussian_log_prob(elite_mean, 0.5 * log_var[ensemble.elites], truth)
+    return penalties, {
+        "distance": jnp.linalg.norm((truth - elite_mean.mean(0))[:, :-1], axis=-1),
+        "negative log-likelihood": jnp.log(config.elites) - jax.nn.logsumexp(log_density, 0),
+    }
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray) -> tuple[float, float]:
+    """Spearman's, and its standard error by drawing episodes anew (the ranks stay); nan for one episode."""
+    ranks = np.stack([rankdata(x), rankdata(y)]) / len(x)
+    a, b = ranks - ranks.mean(1, keepdims=True)
+    moments = np.stack([np.ones_like(a), a, b, a * a, b * b, a * b])
+    _, number = np.unique(episodes, return_inverse=True)
+    sums = np.stack([np.bincount(number, moment) for moment in moments])  # [6, episodes]
+
+    def correlation(sums: np.ndarray) -> np.ndarray:
+        n, a, b, aa, bb, ab = sums
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return (ab - a * b / n) / np.sqrt((aa - a * a / n) * (bb - b * b / n))
+
+    count = sums.shape[1]
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    error = float(correlation(sums @ draws.T).std(ddof=1)) if count > 1 else float("nan")
+    return float(correlation(sums.sum(1))), error
+
+
+def study(
+    run_path: str | Path, episodes: int = 10, step: int | None = None, console: Console | None = None
+) -> pd.DataFrame:
+    """Measure, write RUN/assisted/penalty_study.csv, print a table.
+
+    Raises:
+        UserError: no such run or checkpoint, no dynamics in it, no environment, or no unseen episode.
+    """
+    run, console = Run.open(run_path), console or Console()
+    rows = []
+    program = jax.jit(measure)
+    for member in range(len(run.members)):
+        config = run.member_configs[member]
+        at, ensemble = ensemble_of(run, member, step)
+        _, held_out = split(run)
+        unseen = Visited(steps_of(held_out), held_out.episode_of_step[held_out.dynamics_rows])
+        places = {"visited by the policy": visit(run, member, at, episodes, console), "unseen data": unseen}
+        for place, (batch, of_episode) in places.items():
+            parts = []
+            for first in range(0, len(of_episode), ROWS_AT_ONCE):
+                part = Steps(*(column[first : first + ROWS_AT_ONCE] for column in batch))
+                parts.append(jax.device_get(program(jax.random.key(first), ensemble, part, config)))
+            penalties, errors = (
+                {name: np.concatenate([part[i][name] for part in parts]) for name in parts[0][i]} for i in range(2)
+            )
+            for penalty, values in penalties.items():
+                for error, truth in errors.items():
+                    rows.append(
+                        (
+                            run.algorithm.name,
+                            run.info["dataset"]["name"],
+                            run.info["dataset"]["fingerprint"],
+                            member,
+                            run.members[member]["seed"],
+                            at,
+                            place,
+                            len(truth),
+                            penalty,
+                            error,
+                            *rank_correlation(values, truth, of_episode),
+                            values.mean(),
+                            truth.mean(),
+                            offrl.__version__,
+                        )
+                    )
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    folder = run.path / "assisted"
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / "penalty_study.csv", table.to_csv(index=False))
+    printed = Table("member", "penalty", "error", title=f"{run.path}: rank correlation of penalty and true error "
+                    "(assisted)", box=None)  # fmt: skip
+    places_named = list(table["states"].unique())
+    for place in places_named:
+        printed.add_column(place, justify="right")
+    for (number, penalty, error), group in table.groupby(["member", "penalty", "error"], sort=False):
+        by_place = group.set_index("states")
+        cells = [
+            f"{by_place['rank_correlation'][place]:.3f} ± {by_place['standard_error'][place]:.3f}"
+            for place in places_named
+        ]
+        printed.add_row(str(number), str(penalty), str(error), *cells)
+    console.print(printed)
+    console.print(f"written: {folder / 'penalty_study.csv'}", soft_wrap=True)
+    return table
+
+
+OPTIONS = {
+    "episodes": "episodes that the policy plays; default: 10",
+    "step": "the checkpoint to look at; default: each member's last healthy one",
+}
+
+
+def main() -> None:
+    def command() -> None:
+        devices.set_up()
+        given = parse(
+            sys.argv[1:],
+            "penalty_study",
+            "Assisted: steps the run's environment with the deployed policy, and sets every penalty beside the true\n"
+            "error of the model there (rank correlations), and on unseen episodes of the data. For study only.",
+            OPTIONS,
+            "  python -m offrl.penalty_study runs/builtin-hopper-medium/mopo-1a2b3c4d episodes=20",
+        )
+        options = {name: whole_number(name, value) for name, value in given.options.items()}
+        for path in given.paths:
+            table = study(path, options.get("episodes", 10), options.get("step"), Console(quiet=given.json))
+            if given.json:
+                print(table.to_json(orient="records"))
+
+    run_command(command)
+
+
+if __name__ == "__main__":
+    main()

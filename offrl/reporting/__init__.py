@@ -1,0 +1,1 @@
+"""Everything that draws: the HTML page, its sections, pictures, console tables."""

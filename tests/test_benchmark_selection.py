@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from offrl import benchmark_selection as bench
+from offrl.selection import benchmark as bench
 from offrl.errors import UserError
 from offrl.protocol import statistics
 

@@ -124,6 +124,7 @@ def run(tmp_path: Path) -> Run:
         "identity": {"data": {"columns": {}, "clip_actions": False, "steps": None}},
         "dataset": train.describe(data, train_part, ENV, {}, []),
         "members": [{"member": 0, "seed": 0, "values": {}, "diverged_at": None}],
+        "finished": True,
     }
     (path / "run.json").write_text(json.dumps(info))
     config = Run.open(path).member_configs[0]

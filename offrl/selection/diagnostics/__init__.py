@@ -112,7 +112,7 @@ def measurements() -> dict[str, Measurement]:
     """All of them, by name."""
     found: dict[str, Measurement] = {}
     for family in FAMILIES:
-        for measurement in importlib.import_module(f"offrl.diagnostics.{family}").MEASUREMENTS:
+        for measurement in importlib.import_module(f"offrl.selection.diagnostics.{family}").MEASUREMENTS:
             found[measurement.name] = measurement
     return found
 

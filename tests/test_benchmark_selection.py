@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from offrl.selection import benchmark as bench
 from offrl.errors import UserError
 from offrl.protocol import statistics
+from offrl.selection import benchmark as bench
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
 needs_sweeps = pytest.mark.skipif(not SWEEPS.is_dir(), reason="../shared/data is not here")

@@ -34,7 +34,7 @@ import offrl.data
 from offrl.algorithm import Phase, Spec
 from offrl.data.checks import check_environment
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import preprocess
+from offrl.data.preprocessing import preprocess
 from offrl.datasets.recipes import RECIPES
 from offrl.errors import UserError, run_command
 from offrl.learning.population import NEVER, Population

@@ -14,7 +14,8 @@ import numpy as np
 import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import Preprocessing, preprocess
+from offrl.data.preprocessing import preprocess
+from offrl.data.transforms import Preprocessing
 from offrl.runs.checkpoints import checksum
 from offrl.runs.run import Run
 from offrl.selection.pool import Candidate, Pool, held_out_episodes

@@ -10,7 +10,8 @@ from plain import mlp, random_dataset
 
 from offrl.algorithm import Spec
 from offrl.data import Dataset
-from offrl.data.transforms import Preprocessing, preprocess
+from offrl.data.preprocessing import preprocess
+from offrl.data.transforms import Preprocessing
 from offrl.errors import UserError
 from offrl.learning import dynamics
 from offrl.learning.dynamics import DynamicsConfig, Steps

@@ -11,7 +11,7 @@ from scipy import stats
 
 from offrl.algorithm import Spec
 from offrl.algorithms import iql
-from offrl.data.transforms import preprocess
+from offrl.data.preprocessing import preprocess
 
 GOLDEN = Path(__file__).parent / "golden" / "iql.npz"
 KEY = jax.random.key(0)

@@ -2,8 +2,9 @@
 
 from offrl.data.checks import check_environment
 from offrl.data.dataset import Dataset, Dynamics, Reference, Sequences, Transitions
+from offrl.data.preprocessing import apply_transforms, preprocess
 from offrl.data.sources import load
-from offrl.data.transforms import Preprocessing, apply_transforms, observation_statistics, preprocess
+from offrl.data.transforms import Preprocessing, observation_statistics
 
 __all__ = [
     "Dataset",

@@ -1,21 +1,18 @@
-"""Named, recorded preprocessing: statistics come from the training split and travel with the dataset and the run.
+"""Named, recorded transforms, and the options that choose them; `preprocessing.py` takes their statistics from data.
 
 A transform is a JSON-able dict `{"name": ..., statistics}`. A `Dataset` keeps its arrays raw and lists its transforms;
-the derived views apply them. So applying the training split's transforms to validation data is copying the list.
+the derived views apply them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from offrl.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from offrl.data.dataset import Dataset
 
 Transform = dict[str, Any]
 UNIT_BOX = "actions to unit box"
@@ -65,54 +62,6 @@ class Preprocessing:
             raise UserError(f"preprocessing: observation_epsilon={self.observation_epsilon} must be 0 or more")
         if not 0 <= self.action_margin < 1:
             raise UserError(f"preprocessing: action_margin={self.action_margin} must be in [0, 1)")
-
-
-def preprocess(train: Dataset, preprocessing: Preprocessing) -> Dataset:
-    """`train` with the transforms that `preprocessing` asks for, their statistics computed from `train` alone."""
-    transforms: list[Transform] = [unit_box(train.action_low, train.action_high, preprocessing.action_margin)]
-    if preprocessing.observations == "standardize":
-        observations = train.observations[train.observation_rows].astype(np.float64)
-        transforms.append(
-            {
-                "name": STANDARDIZE,
-                "mean": observations.mean(axis=0).tolist(),
-                "std": observations.std(axis=0).tolist(),
-                "epsilon": float(preprocessing.observation_epsilon),
-            }
-        )
-    if preprocessing.rewards == "return_range":
-        low, high = float(train.returns.min()), float(train.returns.max())
-        if high <= low:
-            raise UserError(
-                f"preprocessing: rewards=return_range, but all {train.episodes} episodes of {train.name} "
-                f"have the return {low:g}; use rewards=none or standardize"
-            )
-        transforms.append({"name": RETURN_RANGE, "smallest": low, "largest": high, "factor": 1000.0 / (high - low)})
-    elif preprocessing.rewards in ("standardize", "z_score"):
-        mean, std = (float(statistic(train.rewards.astype(np.float64))) for statistic in (np.mean, np.std))
-        if std == 0:
-            raise UserError(
-                f"preprocessing: rewards={preprocessing.rewards}, but the reward of {train.name} is constant; "
-                "use rewards=none"
-            )
-        if preprocessing.rewards == "standardize":
-            transforms.append({"name": REWARD_STD, "std": std, "factor": 1.0 / std})
-        else:
-            transforms.append({"name": SCALE_SHIFT, "scale": 1.0 / std, "shift": -mean / std})
-    if preprocessing.reward_scale != 1.0 or preprocessing.reward_shift != 0.0:
-        transforms.append(
-            {
-                "name": SCALE_SHIFT,
-                "scale": float(preprocessing.reward_scale),
-                "shift": float(preprocessing.reward_shift),
-            }
-        )
-    return replace(train, transforms=tuple(transforms))
-
-
-def apply_transforms(dataset: Dataset, transforms: Iterable[Transform]) -> Dataset:
-    """`dataset` (validation data, say) with the recorded transforms of another; no statistics are computed anew."""
-    return replace(dataset, transforms=tuple(transforms))
 
 
 def unit_box(low: np.ndarray, high: np.ndarray, margin: float = 0.0) -> Transform:

@@ -17,7 +17,7 @@ import numpy as np
 import offrl.algorithm
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import preprocess
+from offrl.data.preprocessing import preprocess
 from offrl.errors import UserError, run_command
 from offrl.learning.policies import Policy
 from offrl.learning.population import Population

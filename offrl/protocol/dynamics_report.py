@@ -31,7 +31,7 @@ import offrl
 from offrl import devices
 from offrl.command_line import parse, whole_number
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import apply_transforms
+from offrl.data.preprocessing import apply_transforms
 from offrl.errors import UserError, run_command
 from offrl.learning import dynamics
 from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps

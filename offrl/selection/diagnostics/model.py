@@ -26,7 +26,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from offrl.algorithm import Algorithm, Spec
-from offrl.data.transforms import Preprocessing, observation_statistics, preprocess
+from offrl.data.preprocessing import preprocess
+from offrl.data.transforms import Preprocessing, observation_statistics
 from offrl.learning import dynamics
 from offrl.learning.dynamics import PENALTIES, DynamicsConfig, Ensemble
 from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, spread

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from offrl import statistics
 from offrl.errors import UserError
-from offrl.protocol import statistics
 from offrl.selection import benchmark as bench
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"

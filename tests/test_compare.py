@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from made_runs import make_run
 
+from offrl import statistics
 from offrl.errors import UserError
 from offrl.protocol import compare, reproduce, scores
 from offrl.train import identity_of
@@ -61,9 +62,11 @@ def test_over_many_datasets_the_signs_of_the_differences_are_flipped(tmp_path):
 def test_permutations_find_a_difference_and_none(tmp_path):
     random = np.random.default_rng(0)
     same = [random.normal(size=10) for _ in range(3)]
-    assert compare.permutation_p(same, same) == 1.0
-    assert compare.permutation_p([x + 5 for x in same], same) < 0.001
-    p = [compare.permutation_p([random.normal(size=5)], [random.normal(size=5)], draws=99, seed=i) for i in range(300)]
+    assert statistics.permutation_p(same, same) == 1.0
+    assert statistics.permutation_p([x + 5 for x in same], same) < 0.001
+    p = [
+        statistics.permutation_p([random.normal(size=5)], [random.normal(size=5)], draws=99, seed=i) for i in range(300)
+    ]
     assert np.mean(np.array(p) <= 0.1) == pytest.approx(0.1, abs=0.05)  # a test at level 10 % errs in 10 % of the cases
 
 

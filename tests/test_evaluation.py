@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 from tiny_environments import episode_length
 
+from offrl import statistics
 from offrl.data.transforms import STANDARDIZE, unit_box
 from offrl.errors import UserError
 from offrl.playing import evaluation, simulators
 from offrl.playing.evaluation import evaluate_policies, evaluate_run, policy_scores, population_scores, summarize
 from offrl.playing.simulators import SimulatorError, Simulators
-from offrl.protocol import statistics
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.run import Run
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from offrl.protocol import statistics as st
+from offrl import statistics as st
 
 
 def test_aggregates_by_hand():

@@ -30,9 +30,9 @@ from offrl.data.transforms import actions_from_unit_box, observation_statistics
 from offrl.errors import UserError, run_command
 from offrl.learning.population import stack
 from offrl.playing.simulators import Simulators
-from offrl.protocol.statistics import episode_error, member_spread, standard_error
 from offrl.reporting.figures import draw_run
 from offrl.runs.run import Run, write_whole
+from offrl.statistics import episode_error, member_spread, standard_error
 
 DTYPES = {
     "algorithm": str,

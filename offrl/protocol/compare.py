@@ -17,9 +17,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from offrl import command_line
+from offrl import command_line, statistics
 from offrl.errors import UserError, run_command
-from offrl.protocol import reproduce, scores, statistics
+from offrl.protocol import reproduce, scores
 from offrl.protocol.reproduce import Plan
 
 COLUMNS = ["against", "datasets", "difference", "wins", "probability", "low", "high", "p", "p_holm", "test", "reason"]
@@ -80,7 +80,7 @@ def compare(table: pd.DataFrame, new: str, against: list[str]) -> pd.DataFrame:
         if len(shared) >= FEW:
             p, test = statistics.sign_flip_p(differences), "sign flip over datasets"
         else:
-            p, test = permutation_p(x, y), "permutation of members"
+            p, test = statistics.permutation_p(x, y), "permutation of members"
         reasons.append(interval.warning)
         rows.append({**row, "difference": differences.mean(), "wins": int((differences > 0).sum()),
                      "probability": interval.estimate, "low": interval.low, "high": interval.high, "p": p, "test": test,
@@ -88,18 +88,6 @@ def compare(table: pd.DataFrame, new: str, against: list[str]) -> pd.DataFrame:
     result = pd.DataFrame(rows).reindex(columns=COLUMNS)
     result["p_holm"] = statistics.holm(result["p"].to_numpy(float))
     return result
-
-
-def permutation_p(x: list[np.ndarray], y: list[np.ndarray], draws: int = 9999, seed: int = 0) -> float:
-    """Two-sided p of the mean over datasets of the difference of means, members relabelled within each dataset."""
-    random = np.random.default_rng(seed)
-    observed, drawn = 0.0, np.zeros(draws)
-    for a, b in zip(x, y, strict=True):
-        both = np.concatenate([a, b])
-        observed += a.mean() - b.mean()
-        orders = random.permuted(np.tile(both, (draws, 1)), axis=1)
-        drawn += orders[:, : len(a)].mean(1) - orders[:, len(a) :].mean(1)
-    return float((1 + (np.abs(drawn) >= abs(observed) - 1e-12).sum()) / (1 + draws))
 
 
 def draw(table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame, file: Path) -> None:

@@ -21,8 +21,8 @@ from rich.console import Console
 from offrl.data.dataset import Reference
 from offrl.errors import UserError
 from offrl.playing.evaluation import Request, episodes_played, plan_checkpoints, read_returns, run_reference
-from offrl.protocol.statistics import Interval, aggregate_interval, standard_error
 from offrl.runs.run import Run, differing_options
+from offrl.statistics import Interval, aggregate_interval, standard_error
 
 KINDS = ("last", "selected", "best")
 SAME = [

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from offrl.data.dataset import Reference
-from offrl.protocol.statistics import bootstrap_interval
+from offrl.statistics import bootstrap_interval
 
 POLICY, DATA, MUTED = "#1f5fa8", "#c2571a", "#666666"
 MAX_DRAWN_MEMBERS = 24

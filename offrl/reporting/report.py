@@ -21,11 +21,11 @@ from rich.console import Console
 
 import offrl
 import offrl.data
-from offrl import command_line
+from offrl import command_line, statistics
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, run_command
 from offrl.playing.evaluation import episodes_played, run_reference
-from offrl.protocol import scores, statistics
+from offrl.protocol import scores
 from offrl.protocol.reproduce import published_range
 from offrl.reporting import pictures
 from offrl.reporting.page import (

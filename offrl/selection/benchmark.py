@@ -25,9 +25,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from offrl import command_line
+from offrl import command_line, statistics
 from offrl.errors import UserError, nearest, run_command
-from offrl.protocol import statistics
 from offrl.runs.run import labels
 from offrl.selection import selectors
 from offrl.selection.diagnostics import cost, seconds_spent

@@ -24,13 +24,13 @@ from rich.table import Table
 
 from offrl import command_line, devices
 from offrl.errors import UserError, run_command
-from offrl.protocol.statistics import kendall_w
 from offrl.runs import averaging, configuration
 from offrl.runs.run import Run, differing_options, flat, write_whole
 from offrl.selection import diagnostics, selectors
 from offrl.selection.diagnostics import curves, data, evaluation, support
 from offrl.selection.pool import Pool, held_out_episodes
 from offrl.selection.selectors import Choice
+from offrl.statistics import kendall_w
 
 VALUE = ("behaviour_advantage", "fqe", "lstd", "model_value")
 """Estimates of how good a policy is, whose bootstrap samples say how sure a difference is."""

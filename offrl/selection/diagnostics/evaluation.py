@@ -28,7 +28,6 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
 from offrl.learning.networks import MLP
 from offrl.learning.updates import adam_init, adam_step
-from offrl.protocol.statistics import kendall
 from offrl.selection.diagnostics import (
     Diagnostic,
     Measurement,
@@ -41,6 +40,7 @@ from offrl.selection.diagnostics import (
 )
 from offrl.selection.diagnostics.features import random_features, standardiser
 from offrl.selection.pool import RESAMPLES, Pool, in_chunks
+from offrl.statistics import kendall
 
 DISCOUNT = 0.99
 HEADS = 3

@@ -32,11 +32,11 @@ from offrl.algorithm import Spec
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
 from offrl.playing import simulators
-from offrl.protocol.statistics import spearman
 from offrl.reporting.pictures import INK, colour, style
 from offrl.selection.diagnostics import evaluation, measure
 from offrl.selection.diagnostics.evaluation import DISCOUNT, ESS_STEP, LEAST_ESS
 from offrl.selection.pool import Pool, in_chunks
+from offrl.statistics import spearman
 
 HERE = Path(__file__).resolve().parent
 TRPO = HERE.parents[2] / "tests" / "toys" / "trpo.py"

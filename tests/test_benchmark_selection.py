@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from offrl import statistics
+from offrl import benchmark_selection, statistics
 from offrl.errors import UserError
+from offrl.reporting import selection_benchmark
 from offrl.selection import benchmark as bench
 
 SWEEPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
@@ -248,14 +249,14 @@ def test_the_whole_benchmark_and_that_it_repeats(tmp_path):
     assert row[["better", "equal", "worse"]].sum() == row["pools"] == 6
     assert (comparisons["p_holm"] >= comparisons["p"]).all()
 
-    bench.write(result, tmp_path)
+    selection_benchmark.write(result, tmp_path)
     assert (tmp_path / "regret.png").stat().st_size > 10_000
     kept = json.loads((tmp_path / "benchmark.json").read_text())
     assert len(kept["summary"]) == len(result.summary)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "points.csv"), result.points, rtol=1e-4)
     for width in (80, 140):
         text = io.StringIO()
-        bench.show(result, Console(file=text, width=width))
+        selection_benchmark.show(result, Console(file=text, width=width))
         assert all(len(line.rstrip()) <= width for line in text.getvalue().splitlines() if "│" in line)
         assert "rank_mean_no_fallback" in text.getvalue()
         assert "…," not in text.getvalue()
@@ -364,7 +365,7 @@ def test_returns_of_runs_are_looked_up(tmp_path):
     table["run"] = [str(tmp_path / run) for run in table["run"]]
     table.to_csv(diagnostics, index=False)
     with pytest.raises(UserError, match="run0: no returns yet; score it with"):
-        bench.command([str(tmp_path)])
+        benchmark_selection.command([str(tmp_path)])
     for number in range(2):
         (tmp_path / f"run{number}" / "oracle").mkdir(parents=True)
         rows = [
@@ -379,7 +380,7 @@ def test_returns_of_runs_are_looked_up(tmp_path):
     for ours, theirs in zip(found, expected, strict=True):
         pd.testing.assert_series_equal(ours.returns, theirs.returns, check_names=False)
         assert ours.errors.tolist() == [1] * 4
-    bench.command([str(tmp_path), "--resamples", "50", "--within", "5"])
+    benchmark_selection.command([str(tmp_path), "--resamples", "50", "--within", "5"])
 
 
 def table_file(tmp_path, **changes):
@@ -466,7 +467,7 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     (tmp_path / "empty.csv").write_text("")
     arguments = [a.replace("FILE", str(file)).replace("EMPTY", str(tmp_path / "empty.csv")) for a in arguments]
     with pytest.raises(UserError, match=message) as error:
-        bench.command(arguments)
+        benchmark_selection.command(arguments)
     assert "\n" not in str(error.value)
 
 

@@ -76,6 +76,8 @@ def make_run(path: Path, **dataset) -> Path:
         "phases": [{"name": "train", "updates": 30}],
         "spec": {"observation_dim": 2, "action_dim": 2, "updates": 30},
         "protocol": {"name": "smoke", "episodes": 3, "evaluation_seed": 100},
+        "identity": {},
+        "finished": True,
         "dataset": {
             "name": "file:log.npz",
             "fingerprint": "0123456789012345",

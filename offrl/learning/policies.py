@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 State = Any  # the algorithm's own pytree
+Carry = Any  # what a policy with memory keeps within an episode, a pytree whose leaves begin with the episodes' axis
+
+
+class Memory(NamedTuple):
+    """How a policy with memory acts: pure functions of one member's state, for n episodes played side by side.
+
+    At the start of the episodes `start`; then, at every step, `act` and afterwards `observe`.
+    """
+
+    start: Callable[[State, int], Carry]
+    """(state, n) -> the carry of n episodes of which nothing has been seen yet."""
+    act: Callable[[State, Carry, jax.Array], tuple[jax.Array, Carry]]
+    """(state, carry, observations) -> the actions that are deployed, and the carry."""
+    observe: Callable[[Carry, jax.Array], Carry]
+    """(carry, rewards [n]) -> the carry; rewards of the step just made, preprocessed as the run's data was."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +44,6 @@ class Policy:
     """(state, observations, actions) -> [critics, n]."""
     value: Callable[[State, jax.Array], jax.Array] | None = None
     """(state, observations) -> V(s), [n]."""
+    memory: Memory | None = None
+    """None for a policy that depends on the present observation alone; else it is played with these functions, and
+    `act` is its action at the first step of an episode."""

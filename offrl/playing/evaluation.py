@@ -29,6 +29,7 @@ from offrl.data.dataset import Reference
 from offrl.data.transforms import actions_from_unit_box, observation_statistics
 from offrl.errors import UserError, run_command
 from offrl.learning.population import stack
+from offrl.playing.memory import RememberingPolicies
 from offrl.playing.simulators import Simulators
 from offrl.reporting.figures import draw_run
 from offrl.runs.run import Run, write_whole
@@ -84,13 +85,14 @@ def evaluate_policies(
 
     Args:
         act: observations [members, slots, observation_dim] -> actions [members, slots, action_dim] in the
-            environment's units; called once per step.
+            environment's units; called once per step. Policies with memory also learn the rewards.
         seeds: reset seed of each episode, [episodes].
         wanted: which to play, bool [members, episodes]; `simulators` must hold as many as are wanted of any `slots`.
     """
     members, episodes = wanted.shape
     result = Episodes(np.full(wanted.shape, np.nan), np.zeros(wanted.shape, np.int64), np.full(wanted.shape, np.nan))
     observations = np.zeros((members, slots, simulators.spaces.observation_dim), np.float32)
+    rewards = np.zeros((members, slots))
     for first in range(0, episodes, slots):
         member, slot = np.nonzero(wanted[:, first : first + slots])
         count = len(member)
@@ -98,6 +100,8 @@ def evaluate_policies(
             continue
         returns, lengths = np.zeros(count), np.zeros(count, np.int64)
         simulators.reset(seeds[first + slot])
+        if isinstance(act, RememberingPolicies):
+            act.begin(slots)
         while simulators.active.any():
             observations[member, slot] = simulators.observations[:count]
             actions = act(observations)[member, slot]
@@ -108,6 +112,9 @@ def evaluate_policies(
             lengths += active
             simulators.step(actions)
             returns += simulators.rewards[:count]
+            if isinstance(act, RememberingPolicies):
+                rewards[member, slot] = simulators.rewards[:count]
+                act.observe(rewards)
         result.returns[member, first + slot] = returns
         result.lengths[member, first + slot] = lengths
         result.successes[member, first + slot] = simulators.successes[:count]
@@ -197,6 +204,7 @@ def evaluate_run(
         counts = [int(part.sum()) for _, part in parts]
         simulators = Simulators(request.env, env_kwargs, max(counts), workers)
         check_spaces(run, simulators, console)
+        remembering = None if run.policy.memory is None else RememberingPolicies(run, simulators.spaces)
         act = deployed_policies(run, simulators)
         seeds = request.seed + np.arange(request.episodes)
         restored: int | None = None
@@ -204,7 +212,10 @@ def evaluate_run(
             for (step, part), count in zip(parts, counts, strict=True):
                 if step != restored:
                     states, restored = jax.device_put(run.restore(step)), step
-                result = evaluate_policies(partial(act, states), simulators, seeds, part, slots)
+                if remembering is not None:
+                    remembering.states = states
+                played_by = remembering or partial(act, states)
+                result = evaluate_policies(played_by, simulators, seeds, part, slots)
                 # kept as soon as it is finished
                 write_returns(run, oracle_rows(run, request, step, part, result))
                 played(step, count, int(result.lengths.sum()))

@@ -1,0 +1,38 @@
+"""Policies with memory: what they have seen of an episode stays in it, and they learn their own rewards."""
+
+import numpy as np
+from test_evaluation import lasts, make_run
+
+from offrl.playing.evaluation import evaluate_run
+
+MEMORY = """
+    def start(state, n):
+        return {"sum": jnp.zeros(n), "time": jnp.zeros(n)}
+    def remember(state, carry, observations):
+        actions = config.sign * state.gain * jnp.tanh(carry["sum"] - carry["time"])[:, None] * jnp.ones((1, 2))
+        return actions, {**carry, "time": carry["time"] + 1}
+    def observe(carry, rewards):
+        return {**carry, "sum": carry["sum"] + rewards}
+    return Policy(act=act, memory=Memory(start, remember, observe))
+"""
+
+
+def remembering_run(path):
+    """Its policies act by the rewards so far and the number of steps, both zero as an episode starts."""
+    make_run(path)
+    text = (path / "linear.py").read_text()
+    text = text.replace("import Policy", "import Memory, Policy").replace("    return Policy(act=act)\n", "")
+    (path / "linear.py").write_text(text + MEMORY)
+    return path
+
+
+def test_every_episode_starts_anew_and_the_policy_is_told_its_own_rewards(tmp_path):
+    rows = evaluate_run(remembering_run(tmp_path / "run"), [30], episodes=5, seed=7, workers=1)
+    for member, gain in enumerate((0.5, -0.6)):
+        for episode, length in enumerate(lasts(range(7, 12))):
+            total = 0.0
+            for step in range(length):
+                total += 1 + 2 * 2 * gain * np.tanh(total - step)  # the action box reaches to 2
+            row = rows[(rows["member"] == member) & (rows["episode"] == episode)].iloc[0]
+            np.testing.assert_allclose(row["return"], total, rtol=1e-4)
+            assert row["length"] == length

@@ -16,11 +16,12 @@ import pytest
 from omegaconf import OmegaConf
 from pools import linear, linear_quadratic, made_pool, made_run
 
+from offrl import select as command
 from offrl.errors import UserError
 from offrl.playing.evaluation import evaluate_run
 from offrl.runs import configuration
 from offrl.runs.run import Run, labels
-from offrl.selection import decision
+from offrl.selection import decision, selectors, splits, verdicts
 
 QUICK = "finite,range,action_distances,lstd,neighbours"
 TRAIN = """
@@ -41,7 +42,7 @@ class Sealed:
             raise ImportError(f"{name} is sealed")
 
 sys.meta_path.insert(0, Sealed())
-from offrl.selection.decision import main
+from offrl.select import main
 main()
 """
 
@@ -94,7 +95,7 @@ def test_a_pool_without_cloning_is_told_that_its_baseline_is_missing(pool, monke
     def told(pattern: str, diagnostics: str = "action_distances,lstd") -> str:
         runs = map(str, sorted(pool.glob(pattern)))
         monkeypatch.setattr(sys, "argv", ["offrl.select", *runs, f"diagnostics={diagnostics}", "out=told"])
-        decision.main()
+        command.main()
         return " ".join(capsys.readouterr().out.split())
 
     missing = "no cloning among the candidates"
@@ -139,7 +140,7 @@ def test_a_mistake_is_answered_in_one_line(pool, monkeypatch, capsys, arguments,
     if not arguments:
         sys.argv.append("out=x")
     with pytest.raises(SystemExit) as end:
-        decision.main()
+        command.main()
     assert end.value.code == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
@@ -222,10 +223,10 @@ def test_of_several_splits_the_configuration_best_on_average_is_to_be_retrained(
         expected.append([-(distances[0] + distances[1]) / 2, -distances[2]])
 
     def answer(selector="action_distance", given=runs):
-        monkeypatch.setattr(decision.Pool, "open", lambda *_, **__: made_pool(data, *given, checkpoints=1))
-        return decision.select_configuration([], selector, ["action_distances"])
+        monkeypatch.setattr(splits.Pool, "open", lambda *_, **__: made_pool(data, *given, checkpoints=1))
+        return splits.select_configuration([], selector, ["action_distances"])
 
-    monkeypatch.setattr(decision, "training_command", lambda run, member: f"train {run.members[member]['values']}")
+    monkeypatch.setattr(splits, "training_command", lambda run, member: f"train {run.members[member]['values']}")
     found = answer()
     assert found.table["setting"].tolist() == ["strength=1", "strength=2"]
     np.testing.assert_allclose(found.table[["split 0", "split 1", "split 2"]].T, expected, rtol=1e-4)
@@ -245,7 +246,7 @@ def test_of_several_splits_the_configuration_best_on_average_is_to_be_retrained(
 def test_the_command_that_retrains_is_one_that_train_takes_and_leaves_nothing_out(pool):
     run = Run.open(next(pool.glob("runs/*/td3_bc-*")))
     run.info["identity"]["dataset"] = "file:my log's.npz"
-    command = shlex.split(decision.training_command(run, 1))
+    command = shlex.split(splits.training_command(run, 1))
     assert command[:3] == ["python", "-m", "offrl.train"]
     prepared = configuration.prepare_arguments(command[3:], "train")
     with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
@@ -262,8 +263,8 @@ def test_the_chance_of_beating_the_data_follows_from_the_resampled_episodes():
     episodes = pool.dataset.episodes
     scores = pd.DataFrame({"behaviour_advantage": [1.0, -1.0]}, index=list(pool.table["candidate"]))
     replicates = {"behaviour_advantage": np.array([[1.0] * 150 + [-1.0] * 50, [-1.0] * 200])}
-    choice = decision.Choice(pd.Series([1.0], index=scores.index[:1]), [scores.index[0]], 1, "", [scores.index[0]], [])
-    found = decision.chances(pool, choice, scores, replicates).iloc[0]
+    choice = selectors.Choice(pd.Series([1.0], index=scores.index[:1]), [scores.index[0]], 1, "", [scores.index[0]], [])
+    found = verdicts.chances(pool, choice, scores, replicates).iloc[0]
     assert found["beats_behaviour"] == pytest.approx((150 + 0.5) / 201)
     assert np.isnan(found["beats_bc"])  # there is none in the pool
     assert pool.episode_weights.shape == (200, episodes)
@@ -274,8 +275,8 @@ def test_a_policy_like_the_behaviour_beats_it_half_the_time_though_episodes_are_
     data = replace(data, rewards=-np.ones_like(data.rewards))  # worth -100 for ever, and -18 until the time limit
     pool = made_pool(data, made_run(data, {1: [linear(-0.9)]}))
     scores = pd.DataFrame({"lstd": [-100.0]}, index=list(pool.table["candidate"]))
-    choice = decision.Choice(pd.Series([1.0], index=scores.index), [scores.index[0]], 1, "", [scores.index[0]], [])
-    found = decision.chances(pool, choice, scores, {"lstd": np.full((1, 200), -100.0)}).iloc[0]
+    choice = selectors.Choice(pd.Series([1.0], index=scores.index), [scores.index[0]], 1, "", [scores.index[0]], [])
+    found = verdicts.chances(pool, choice, scores, {"lstd": np.full((1, 200), -100.0)}).iloc[0]
     assert found["behaviour"] == pytest.approx(-100, abs=1e-3)
 
 

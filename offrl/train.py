@@ -314,10 +314,9 @@ def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame | 
     if all(run.last_checkpoint(member) is None for member in range(len(run.members))):
         print("no member has a checkpoint to score", file=sys.stderr)
         return None, None
-    from offrl.playing.evaluation import (  # here: drawing and simulators would delay the first update
-        evaluate_run,
-        summarize,
-    )
+    # here: drawing and simulators would delay the first update
+    from offrl.playing.evaluation import evaluate_run
+    from offrl.reporting.run_scores import summarize
 
     table = evaluate_run(run.path, "all", protocol["episodes"], protocol["evaluation_seed"])
     return table, summarize(run.path, table)

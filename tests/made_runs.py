@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from offrl.playing.evaluation import DTYPES
+from offrl.playing.returns import DTYPES
 from offrl.runs.run import Run
 
 REFERENCE = {"random": 0.0, "expert": 200.0, "source": "made up"}

@@ -22,9 +22,12 @@ from tiny_environments import episode_length
 from offrl import statistics
 from offrl.data.transforms import STANDARDIZE, unit_box
 from offrl.errors import UserError
-from offrl.playing import evaluation, simulators
-from offrl.playing.evaluation import evaluate_policies, evaluate_run, policy_scores, population_scores, summarize
+from offrl.evaluate import parse
+from offrl.playing import evaluation, returns, simulators
+from offrl.playing.evaluation import evaluate_policies, evaluate_run
 from offrl.playing.simulators import SimulatorError, Simulators
+from offrl.protocol.run_scores import policy_scores, population_scores
+from offrl.reporting.run_scores import summarize
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.run import Run
 
@@ -325,8 +328,8 @@ def test_all_policies_play_the_same_episodes(run, pool):
             actions = 2 * (1.0, -1.0)[member] * GAINS[step][member] * np.tanh(seen)
             np.testing.assert_allclose(row["return"], (1 + 2 * actions).sum(), rtol=1e-5)
     np.testing.assert_allclose(rows["normalized_score"], 100 * (rows["return"] + 10) / 50)
-    table = pd.read_csv(run / "oracle" / "returns.csv", dtype=evaluation.DTYPES)
-    pd.testing.assert_frame_equal(table[list(evaluation.DTYPES)], rows[list(evaluation.DTYPES)])
+    table = pd.read_csv(run / "oracle" / "returns.csv", dtype=returns.DTYPES)
+    pd.testing.assert_frame_equal(table[list(returns.DTYPES)], rows[list(returns.DTYPES)])
     assert set(table["fingerprint"]) == {"0123456789012345"}
     assert set(table["version"]) == {importlib.metadata.version("offrl")}
 
@@ -364,7 +367,7 @@ def test_an_interrupted_evaluation_goes_on(run, pool, monkeypatch):
     change(run, env_kwargs={"crash_at": 103})
     with pytest.raises(SimulatorError, match=r"reset seed 103"):
         evaluate_run(run, "last", episodes=6)
-    assert evaluation.read_returns(Run.open(run))["reset_seed"].tolist() == [100, 101, 100, 101]
+    assert returns.read_returns(Run.open(run))["reset_seed"].tolist() == [100, 101, 100, 101]
     change(run, env_kwargs={})
     assert evaluate_run(run, "last", episodes=6)["reset_seed"].tolist() == [100, 101, 102, 103, 104, 105] * 2
 
@@ -483,13 +486,13 @@ def test_the_command(run):
 )
 def test_mistakes_on_the_command_line(arguments, message):
     with pytest.raises(UserError, match=message):
-        evaluation.parse(arguments)
+        parse(arguments)
 
 
 def test_the_command_line_is_read(tmp_path):
     odd = tmp_path / "algo=iql"
     odd.mkdir()
-    assert evaluation.parse([str(odd), "runs/a", "checkpoints=5,10", "seed=3", "--json"]) == (
+    assert parse([str(odd), "runs/a", "checkpoints=5,10", "seed=3", "--json"]) == (
         [odd, Path("runs/a")],
         {"checkpoints": [5, 10], "seed": 3},
         True,

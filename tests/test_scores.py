@@ -8,7 +8,7 @@ import pytest
 from made_runs import make_run, make_selection, write_oracle
 
 from offrl.errors import UserError
-from offrl.playing.evaluation import read_returns, write_returns
+from offrl.playing.returns import read_returns, write_returns
 from offrl.protocol import scores
 
 EACH = {10: [20.0, 40.0], 20: [100.0, 140.0], 30: [60.0, 60.0]}

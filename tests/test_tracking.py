@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from made_runs import make_run, make_selection
 
-from offrl.playing.evaluation import read_returns
+from offrl.playing.returns import read_returns
 from offrl.runs.tracking import Tracker
 
 EACH = {i: {10: [20.0, 40.0], 20: [100.0, 140.0], 30: [60.0, 60.0]} for i in range(2)}

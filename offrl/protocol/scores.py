@@ -20,7 +20,8 @@ from rich.console import Console
 
 from offrl.data.dataset import Reference
 from offrl.errors import UserError
-from offrl.playing.evaluation import Request, episodes_played, plan_checkpoints, read_returns, run_reference
+from offrl.playing.evaluation import plan_checkpoints
+from offrl.playing.returns import Request, episodes_played, read_returns, run_reference
 from offrl.runs.run import Run, differing_options
 from offrl.statistics import Interval, aggregate_interval, standard_error
 

@@ -24,7 +24,7 @@ import offrl.data
 from offrl import command_line, statistics
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError, run_command
-from offrl.playing.evaluation import episodes_played, run_reference
+from offrl.playing.returns import episodes_played, run_reference
 from offrl.protocol import scores
 from offrl.protocol.reproduce import published_range
 from offrl.reporting import pictures

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from offrl.data.dataset import Reference
-from offrl.playing.evaluation import read_returns
+from offrl.playing.returns import read_returns
 from offrl.runs.run import Run
 
 HERE = Path(__file__).parent

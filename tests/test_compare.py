@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 from made_runs import make_run
 
+from offrl import compare as compare_command
 from offrl import statistics
 from offrl.errors import UserError
 from offrl.protocol import compare, reproduce, scores
+from offrl.reporting.comparison import draw
 from offrl.train import identity_of
 
 MANY = [f"builtin:env{i}/medium" for i in range(6)]
@@ -116,7 +118,7 @@ def test_the_picture_shows_all_on_the_datasets_that_all_have(tmp_path):
     returns = {"new": {d: [100.0, 120.0] for d in MANY}, "a": {d: [80.0, 100.0] for d in MANY[:2]}, "none": {}}
     table = table_of(tmp_path, returns)
     comparison = compare.compare(table, "new", ["a", "none"])
-    compare.draw(table, ["new", "a", "none"], comparison, tmp_path / "picture.png")
+    draw(table, ["new", "a", "none"], comparison, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
@@ -128,7 +130,7 @@ def command(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["offrl.compare", *arguments])
         status = 0
         try:
-            compare.main()
+            compare_command.main()
         except SystemExit as end:
             status = int(end.code or 0)
         return status, *capsys.readouterr()

@@ -17,10 +17,11 @@ from rich.console import Console
 from test_data_checks import log
 from test_data_download import Server, server  # noqa: F401
 
-from offrl import command_line
+from offrl import reproduce as reproduce_command
 from offrl.data import d4rl
-from offrl.protocol import reproduce, scores
+from offrl.protocol import published, reproduce, scores
 from offrl.protocol.reproduce import Plan
+from offrl.reporting import published_table
 from offrl.runs import configuration
 from offrl.train import identity_of
 
@@ -64,7 +65,7 @@ def command(monkeypatch, capfd, tmp_path):
         monkeypatch.setattr(sys, "argv", ["offrl.reproduce", *arguments])
         status = 0
         try:
-            reproduce.main()
+            reproduce_command.main()
         except SystemExit as end:
             status = int(end.code or 0)
         return status, *capfd.readouterr()
@@ -175,6 +176,20 @@ def test_a_run_of_other_settings_in_the_folder_of_a_cell_is_named_and_not_taken_
     assert reason in command("tiny", "datasets=" + MEDIUM, "dry_run=true")[2]
 
 
+def test_a_table_without_any_of_its_data_says_so_once_and_fails(command, served, monkeypatch):
+    entries = {name: d4rl.Entry(name, "http://127.0.0.1:9/no.hdf5", None) for name in d4rl.entries()}
+    monkeypatch.setattr(d4rl, "entries", lambda: entries)
+    status, out, err = command("tiny")
+    assert status == 2
+    assert [line.partition(": no data")[0] for line in out.splitlines()[1:]] == [MEDIUM, REPLAY]  # and no table
+    assert err.splitlines() == [
+        "error: tiny: nothing was reproduced, none of its 2 runs has a score: 2 of 2 datasets could not be had (named "
+        f"above); go online, or put their files into {d4rl.cached_path('').parent}, and run this again"
+    ]
+    folder = Path("runs/reproduce/tiny-smoke")
+    assert [file.name for file in folder.iterdir()] == ["comparison.csv"]
+
+
 def test_another_number_of_seeds_or_a_changed_file_is_another_run(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("a = 1")
@@ -229,7 +244,7 @@ def test_what_is_wrong_is_told_in_one_line(command, monkeypatch, arguments, mess
 
 def test_the_tables_that_come_with_offrl_can_be_planned():
     for name, table in reproduce.tables().items():
-        plan = reproduce.make_plan(command_line.Arguments([Path(name)], {}, False))
+        plan = reproduce.make_plan(name, {})
         assert len(plan.cells()) == len(table["datasets"]) * len(table["algorithms"])
         for dataset in plan.datasets:
             source, _, rest = dataset.partition(":")
@@ -237,7 +252,7 @@ def test_the_tables_that_come_with_offrl_can_be_planned():
 
 
 def test_the_settings_of_a_table_reach_its_algorithms_and_are_known_to_them():
-    plan = reproduce.make_plan(command_line.Arguments([Path("small")], {}, False))
+    plan = reproduce.make_plan("small", {})
     for algorithm in ["td3_bc", *(plan.settings.keys() - {"all"})]:
         command = plan.command("builtin:hopper/medium", [algorithm])
         own = plan.settings.get(algorithm, [])
@@ -260,15 +275,15 @@ def compared(tmp_path):
         make_run(tmp_path / "two", {0: {30: [2.0]}, 1: {30: [4.0]}}, "bc", MEDIUM, fingerprint="bbbb"),
     ]
     table = scores.scores(runs)
-    return plan, table, reproduce.beside_published(plan, table, {(MEDIUM, "iql"): "no data: none"})
+    return plan, table, published.beside_published(plan, table, {(MEDIUM, "iql"): "no data: none"})
 
 
 def test_many_algorithms_stand_below_each_other(compared, monkeypatch):
     _, _, comparison = compared
-    monkeypatch.setattr(reproduce, "MOST_ACROSS", 1)
+    monkeypatch.setattr(published_table, "MOST_ACROSS", 1)
     comparison = comparison[comparison["row"] == MEDIUM]
     comparison = pd.concat([comparison.assign(algorithm=name) for name in ("bc", "awac")])
-    headings, rows = reproduce.wide(comparison.reset_index(drop=True), "last")
+    headings, rows = published_table.wide(comparison.reset_index(drop=True), "last")
     assert headings == ["dataset", MEDIUM]
     assert [row[0] for row in rows] == ["data", "bc", "awac"]
 
@@ -278,12 +293,12 @@ def test_split_groups_have_rows_of_their_own(compared):
     last = comparison[comparison["kind"] == "last"]
     assert last["ours"].to_list()[:2] == [51.0, 1.5]
     assert last["row"].to_list() == [f"{MEDIUM}, fingerprint aaaa", f"{MEDIUM}, fingerprint bbbb", MEDIUM]
-    headings, rows = reproduce.wide(comparison, "last")
+    headings, rows = published_table.wide(comparison, "last")
     assert headings == ["dataset", "data", "bc", "iql"]
     assert [row[0] for row in rows] == last["row"].to_list()
     assert rows[0][1:3] == ["20.0", rows[0][2]]
     assert rows[0][2].startswith("51.0 ± 12.7 (")
-    page = reproduce.as_markdown(plan, comparison, scores.groups(table)[1])
+    page = published_table.as_markdown(plan, comparison, scores.groups(table)[1])
     assert f"- {MEDIUM}: iql: no data: none" in page
     assert "these do not compare" in page
 
@@ -294,7 +309,7 @@ def test_where_we_disagree_is_marked_by_the_nearer_end(compared, monkeypatch):
     def beside(low: float, high: float, kind: str = "last") -> pd.Series:
         rows = pd.DataFrame({"score": [low, high], "protocol": kind, "dataset": "hopper-medium-v2", "name": "bc"})
         monkeypatch.setattr(scores, "published", lambda: rows)
-        return reproduce.beside_published(plan, table, {}).iloc[0]  # 51, from 38.3 to 63.7
+        return published.beside_published(plan, table, {}).iloc[0]  # 51, from 38.3 to 63.7
 
     for low, high, difference, disagrees in (
         (50, 60, 0, False),
@@ -305,14 +320,14 @@ def test_where_we_disagree_is_marked_by_the_nearer_end(compared, monkeypatch):
     ):
         row = beside(low, high)
         assert (row["difference"], row["disagrees"], row["sources"]) == (pytest.approx(difference), disagrees, 2)
-        assert reproduce.cell(row).endswith(" ≠") == disagrees
+        assert published_table.cell(row).endswith(" ≠") == disagrees
     assert beside(64, 70, "other")["sources"] == 2  # who does not say which score it is may mean this one
     assert beside(64, 70, "best")["sources"] == 0  # a best score is never set beside a last one
 
 
 def test_one_member_has_too_narrow_an_interval_to_disagree(tmp_path):
     run = make_run(tmp_path / "run", {0: {30: [1.0, 2.0]}}, "bc", MEDIUM)
-    row = reproduce.beside_published(Plan("", [MEDIUM], ["bc"], 1, "smoke", tmp_path), scores.scores([run]), {}).iloc[0]
+    row = published.beside_published(Plan("", [MEDIUM], ["bc"], 1, "smoke", tmp_path), scores.scores([run]), {}).iloc[0]
     assert row["method"] == "episodes"
     assert row["difference"] < -10
     assert not row["disagrees"]
@@ -320,19 +335,19 @@ def test_one_member_has_too_narrow_an_interval_to_disagree(tmp_path):
 
 def test_a_return_is_not_set_beside_a_published_normalised_score(tmp_path):
     run = make_run(tmp_path / "run", {0: {30: [1.0]}}, "bc", MEDIUM, reference=None)
-    row = reproduce.beside_published(Plan("", [MEDIUM], ["bc"], 1, "smoke", tmp_path), scores.scores([run]), {}).iloc[0]
+    row = published.beside_published(Plan("", [MEDIUM], ["bc"], 1, "smoke", tmp_path), scores.scores([run]), {}).iloc[0]
     assert row["sources"] == 0
 
 
 def test_the_terminal_and_the_picture_take_a_table_without_a_single_score(tmp_path, compared):
     plan, _, _ = compared
-    comparison = reproduce.beside_published(plan, pd.DataFrame(), {cell: "no [data]" for cell in plan.cells()})
+    comparison = published.beside_published(plan, pd.DataFrame(), {cell: "no [data]" for cell in plan.cells()})
     console = Console(record=True, width=200, file=io.StringIO())
-    reproduce.show(plan, comparison, console)
+    published_table.show(plan, comparison, console)
     assert "no [data]" in console.export_text()
-    reproduce.draw(comparison, tmp_path / "none.png")
+    published_table.draw(comparison, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
-    assert "| - |" in reproduce.as_markdown(plan, comparison, []) or "- (" in reproduce.as_markdown(
+    assert "| - |" in published_table.as_markdown(plan, comparison, []) or "- (" in published_table.as_markdown(
         plan, comparison, []
     )
 

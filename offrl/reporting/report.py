@@ -26,7 +26,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError, run_command
 from offrl.playing.returns import episodes_played, run_reference
 from offrl.protocol import scores
-from offrl.protocol.reproduce import published_range
+from offrl.protocol.published import published_range
 from offrl.reporting import pictures
 from offrl.reporting.page import (
     Cell,

@@ -11,6 +11,10 @@ and, where it needs them,
 
     phases(config) -> tuple[Phase, ...]         several stages in one run; by default one, called "train"
     prepare(dataset, config) -> pytree          what `update` sees as its dataset; by default `dataset.transitions()`
+    SUPPORTS                                    names of SPACES; by default ("continuous",), with vectors observed
+
+Discrete actions come to it, and are returned by its policy, as one-hot vectors [..., action_dim]; images as uint8
+[..., H, W, C], which a network divides by 255.
 
 `state` must have the field `step`, the number of updates made. All of it runs under `jax.vmap` and `jax.lax.map` over
 members and under `jax.lax.scan` over steps: no side effects, no global state, no environment. Metrics are a flat
@@ -25,16 +29,21 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import offrl.algorithms
 from offrl.data.dataset import Dataset
 from offrl.data.transforms import Preprocessing
 from offrl.errors import UserError, nearest
+
+SPACES = {"continuous": "continuous actions", "discrete": "discrete actions", "image": "image observations"}
+"""What a file's SUPPORTS may name, and what it is called in messages."""
 
 State = Any
 Metrics = dict[str, jax.Array]
@@ -64,9 +73,45 @@ class Spec(NamedTuple):
     """What an algorithm may know of its data and its run. Static: it shapes the compiled program."""
 
     observation_dim: int
+    """Numbers in one observation; of an image H * W * C."""
     action_dim: int
+    """Numbers in one action; of discrete actions how many there are to choose from."""
     updates: int
     """Gradient steps of the run's open-ended phases: what learning-rate schedules end at."""
+    discrete: bool = False
+    """Actions are one-hot vectors instead of points in [-1, 1]."""
+    observation_shape: tuple[int, ...] = ()
+    """(H, W, C) where observations are images, uint8; empty where they are vectors."""
+
+    @classmethod
+    def of(cls, dataset: Dataset, updates: int) -> Spec:
+        """That of a run on this dataset."""
+        shape = dataset.observations.shape[1:]
+        return cls(
+            observation_dim=int(np.prod(shape)),
+            action_dim=dataset.action_dim,
+            updates=updates,
+            discrete=dataset.actions.dtype.kind in "iu",
+            observation_shape=tuple(shape) if len(shape) > 1 else (),
+        )
+
+    @classmethod
+    def recorded(cls, fields: dict[str, Any]) -> Spec:
+        """The one whose `_asdict()` a JSON file holds: JSON has lists only."""
+        return cls(**{**fields, "observation_shape": tuple(fields.get("observation_shape", ()))})
+
+    @property
+    def observations(self) -> jax.Array:
+        """One observation of zeros, [1, ...], to initialise networks with."""
+        if self.observation_shape:
+            return jnp.zeros((1, *self.observation_shape), jnp.uint8)
+        return jnp.zeros((1, self.observation_dim))
+
+    @property
+    def spaces(self) -> tuple[str, ...]:
+        """Which of SPACES the data need."""
+        actions = "discrete" if self.discrete else "continuous"
+        return (actions, "image") if self.observation_shape else (actions,)
 
 
 class Phase(NamedTuple):
@@ -99,6 +144,7 @@ class Algorithm:
     policy: Callable[[Any, Spec], Any]
     phases: Callable[[Any], tuple[Phase, ...]]
     prepare: Callable[[Dataset, Any], Any]
+    supports: tuple[str, ...]
     summary: str
     """The first line of the file's docstring."""
 
@@ -107,6 +153,24 @@ class Algorithm:
 
     def preprocessing(self, config: Any) -> Preprocessing:
         return getattr(config, "preprocessing", Preprocessing())
+
+    def check_spaces(self, spec: Spec, dataset: str) -> None:
+        """Refuses data of spaces that the algorithm does not support.
+
+        Raises:
+            UserError: in one line, with the algorithms that do.
+        """
+        unknown = [space for space in spec.spaces if space not in self.supports]
+        if unknown:
+            able = [name for name in names() if set(spec.spaces) <= set(load(name).supports)]
+            raise UserError(
+                f"algo={self.name}: supports {described(self.supports)}, but {dataset} has {described(unknown)}; "
+                + (f"choose algo={'|'.join(able)}" if able else "no algorithm here does")
+            )
+
+
+def described(spaces: Iterable[str]) -> str:
+    return " and ".join(SPACES[space] for space in spaces)
 
 
 def names() -> list[str]:
@@ -161,6 +225,9 @@ def load(name_or_path: str) -> Algorithm:
     undescribed = [field.name for field in dataclasses.fields(module.Config) if "help" not in field.metadata]
     if undescribed:
         raise UserError(f"{module.__file__}: make Config's {', '.join(undescribed)} with offrl.algorithm.option")
+    supports = tuple(getattr(module, "SUPPORTS", ("continuous",)))
+    if not supports or not set(supports) <= set(SPACES):
+        raise UserError(f"{module.__file__}: SUPPORTS={supports}: name some of {', '.join(SPACES)}")
     return Algorithm(
         name=name,
         file=Path(str(module.__file__)),
@@ -169,5 +236,6 @@ def load(name_or_path: str) -> Algorithm:
         policy=module.policy,
         phases=getattr(module, "phases", None) or (lambda config: (Phase("train", module.update),)),
         prepare=getattr(module, "prepare", None) or (lambda dataset, config: dataset.transitions()),
+        supports=supports,
         summary=(module.__doc__ or "").strip().splitlines()[0] if module.__doc__ else "",
     )

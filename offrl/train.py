@@ -252,6 +252,8 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     configuration.member_configs(algorithm, config["algo"], seeds)  # a wrong value is told before the data are made
     dataset, env_id, env_kwargs = load_dataset(config)
     config["dataset"] = dataset.name
+    spec = Spec.of(dataset, config["protocol"]["updates"])
+    algorithm.check_spaces(spec, dataset.name)
     values, source = take_published(config, chosen)
     if values:
         print(f"published values for {dataset.name}: {values} ({source}); tuned=false leaves the defaults")
@@ -266,7 +268,6 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     if protocol["validation_fraction"] > 0:
         train_split, _ = dataset.split(protocol["validation_fraction"], protocol["split_seed"])
     train_split = preprocess(train_split, algorithm.preprocessing(configs[0]))
-    spec = Spec(dataset.observation_dim, dataset.action_dim, protocol["updates"])
 
     run_identity = identity(config, algorithm)
     path = run_directory(config, dataset.name, run_identity)

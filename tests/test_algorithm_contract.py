@@ -1,11 +1,16 @@
 """Algorithm files: what is found by name and by path, what is refused, and what all that come with offrl share."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from plain import random_dataset
 
 import offrl.algorithm
 import offrl.learning.contract
+from offrl.algorithm import Spec
 from offrl.errors import UserError
 
 LINEAR = Path(__file__).parent / "toys" / "linear.py"
@@ -58,6 +63,39 @@ def test_a_file_that_was_changed_is_loaded_anew(tmp_path):
 def test_a_file_that_breaks_the_contract_is_refused_with_the_reason(tmp_path, old, new, message):
     with pytest.raises(UserError, match=message):
         offrl.algorithm.load(written(tmp_path / "mine.py", old, new))
+
+
+@pytest.mark.parametrize("supports", [(), ("pixels",)])
+def test_a_file_that_supports_no_known_space_is_refused(tmp_path, supports):
+    with pytest.raises(UserError, match=r"SUPPORTS=.*: name some of continuous, discrete, image"):
+        offrl.algorithm.load(written(tmp_path / "mine.py", "def init(", f"SUPPORTS = {supports}\n\n\ndef init("))
+
+
+def test_spaces_that_an_algorithm_does_not_support_are_refused_in_one_line(tmp_path):
+    pong = Spec(observation_dim=12, action_dim=6, updates=10, discrete=True, observation_shape=(2, 2, 3))
+    vectors = pong._replace(discrete=False, observation_shape=())
+    plain = offrl.algorithm.load(str(LINEAR))
+    plain.check_spaces(vectors, "a log")
+    with pytest.raises(UserError) as refusal:
+        plain.check_spaces(pong, "file:pong.npz")
+    start = "algo=linear: supports continuous actions, but file:pong.npz has discrete actions and image observations; "
+    assert str(refusal.value).startswith(start)
+    discrete = offrl.algorithm.load(
+        written(tmp_path / "mine.py", "def init(", 'SUPPORTS = ("discrete", "image")\n\n\ndef init(')
+    )
+    discrete.check_spaces(pong, "a log")
+    with pytest.raises(UserError, match=r"but a log has continuous actions; choose algo=.*td3_bc"):
+        discrete.check_spaces(vectors, "a log")
+
+
+def test_the_spec_of_a_dataset_says_which_spaces_it_has_and_survives_json():
+    vectors = random_dataset(lengths=(3, 2), terminal=(True, False))
+    assert Spec.of(vectors, 10) == Spec(observation_dim=3, action_dim=2, updates=10)
+    images = np.zeros((7, 4, 5, 3), np.uint8)
+    spec = Spec.of(replace(vectors, observations=images, actions=np.zeros((5, 2), np.int32)), 10)
+    assert (spec.observation_dim, spec.observation_shape, spec.discrete) == (60, (4, 5, 3), True)
+    assert Spec.recorded(json.loads(json.dumps(spec._asdict()))) == spec
+    assert Spec.recorded({"observation_dim": 3, "action_dim": 2, "updates": 10}) == Spec(3, 2, 10)  # of an older run
 
 
 def test_a_file_that_is_not_there_is_refused():

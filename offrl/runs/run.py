@@ -98,7 +98,7 @@ class Run:
 
     @cached_property
     def spec(self) -> Spec:
-        return Spec(**self.info["spec"])
+        return Spec.recorded(self.info["spec"])
 
     @property
     def members(self) -> list[dict[str, Any]]:

@@ -1,6 +1,39 @@
-"""python -m offrl.dynamics_report"""
+"""How good is a run's dynamics ensemble on episodes it has never seen: `python -m offrl.dynamics_report RUN...`."""
 
-from offrl.protocol.dynamics_report import main
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from offrl import devices
+from offrl.command_line import parse, whole_number
+from offrl.errors import run_command
+from offrl.reporting.dynamics import report
+
+OPTIONS = {"step": "the checkpoint to look at; default: each member's last healthy one"}
+
+
+def main() -> None:
+    def command() -> None:
+        devices.set_up()
+        given = parse(
+            sys.argv[1:],
+            "dynamics_report",
+            "How good the dynamics ensemble of a model-based algorithm's run is on episodes that it has never seen:\n"
+            "likelihood and coverage of one step, open-loop error, precision and recall of terminations.\n"
+            "Opens no environment.",
+            OPTIONS,
+            "  python -m offrl.dynamics_report runs/builtin-hopper-medium/mopo-1a2b3c4d",
+        )
+        step = whole_number("step", given.options["step"]) if "step" in given.options else None
+        for path in given.paths:
+            table = report(path, step, Console(quiet=given.json))
+            if given.json:
+                print(table.to_json(orient="records"))
+
+    run_command(command)
+
 
 if __name__ == "__main__":
     main()

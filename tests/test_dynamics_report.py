@@ -20,6 +20,7 @@ from offrl.errors import UserError
 from offrl.learning import dynamics
 from offrl.learning.dynamics import Steps
 from offrl.protocol import dynamics_report, penalty_study
+from offrl.reporting import dynamics as written
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.configuration import option_defaults
 from offrl.runs.run import Run
@@ -141,13 +142,13 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_both_commands_write_their_tables_for_a_run(run: Run):
-    report = dynamics_report.report(run.path, console=QUIET)
+    report = written.report(run.path, console=QUIET)
     assert (run.path / "dynamics" / "report.csv").exists()
     assert (run.path / "dynamics" / "report.png").exists()
     assert set(report["part"]) == {"one step", "terminations", "open loop"}
     assert set(report["step"]) == {10}
 
-    study = penalty_study.study(run.path, episodes=3, console=QUIET)
+    study = written.study(run.path, episodes=3, console=QUIET)
     assert (run.path / "assisted" / "penalty_study.csv").exists()
     assert set(study["penalty"]) == set(dynamics.PENALTIES)
     assert study[study["states"] == "visited by the policy"]["rows"].iloc[0] == sum(
@@ -172,9 +173,9 @@ def test_a_run_without_dynamics_or_without_unseen_episodes_is_refused(run: Run):
     info["protocol"]["validation_fraction"] = 0
     (run.path / "run.json").write_text(json.dumps(info))
     with pytest.raises(UserError, match="held no episode out"):
-        dynamics_report.report(run.path, console=QUIET)
+        written.report(run.path, console=QUIET)
     options = {"name": "bc", "file": None, **option_defaults(offrl.algorithm.load("bc"))}
     info["algorithm"] = {"name": "bc", "file": None, "options": options}
     (run.path / "run.json").write_text(json.dumps(info))
     with pytest.raises(UserError, match="bc has no dynamics"):
-        dynamics_report.report(run.path, console=QUIET)
+        written.report(run.path, console=QUIET)

@@ -1,4 +1,4 @@
-"""How good is a run's dynamics ensemble on episodes it has never seen: `python -m offrl.dynamics_report RUN...`.
+"""How good is a run's dynamics ensemble on episodes it has never seen.
 
 Of the episodes that the run's protocol held out of all training (`protocol.validation_fraction`), for each member:
 
@@ -8,36 +8,26 @@ Of the episodes that the run's protocol held out of all training (`protocol.vali
   5, 10 and 25 steps, in standard deviations of each observation, beside standing still;
 - terminations: precision and recall of "terminates", predicted for the true step and for the predicted one.
 
-Nothing but the dataset and the checkpoint is opened. RUN/dynamics/report.csv has one row per number, report.png draws
-the coverage of all central intervals and the open-loop error at every horizon.
+Nothing but the dataset and the checkpoint is opened.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 import offrl
-from offrl import devices
-from offrl.command_line import parse, whole_number
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import apply_transforms
-from offrl.errors import UserError, run_command
+from offrl.errors import UserError
 from offrl.learning import dynamics
 from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps
 from offrl.learning.networks import gaussian_log_prob
-from offrl.reporting.page import significant
-from offrl.runs.run import Run, write_whole
+from offrl.runs.run import Run
 from offrl.selection.pool import held_out_episodes, load_dataset
 
 HORIZONS = (1, 5, 10, 25)
@@ -187,13 +177,21 @@ def _rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
-def report(run_path: str | Path, step: int | None = None, console: Console | None = None) -> pd.DataFrame:
-    """Measure, write RUN/dynamics/report.csv and report.png, print a table.
+class DynamicsReport(NamedTuple):
+    table: pd.DataFrame
+    """One row per number: the columns of COLUMNS."""
+    curves: list[tuple[int, np.ndarray, np.ndarray]]
+    """Of each member: number; how central observations were, 0 to 1 [rows, dim]; error by horizon [horizon, 2]."""
+    episodes: int
+    """How many had never been seen."""
+
+
+def measure(run: Run, step: int | None = None) -> DynamicsReport:
+    """Every number of the report, of each member at a checkpoint, by default its last healthy one.
 
     Raises:
-        UserError: no such run or checkpoint, no dynamics in it, or no episode that it has not seen.
+        UserError: no such checkpoint, no dynamics in it, or no episode that it has not seen.
     """
-    run, console = Run.open(run_path), console or Console()
     ensembles = [ensemble_of(run, member, step) for member in range(len(run.members))]
     train, held_out = split(run)
     rows, curves = [], []
@@ -207,67 +205,4 @@ def report(run_path: str | Path, step: int | None = None, console: Console | Non
             (*named, member, run.members[member]["seed"], at, *number, offrl.__version__) for number in numbers + more
         ]
     table = pd.DataFrame(rows, columns=COLUMNS)
-    folder = run.path / "dynamics"
-    folder.mkdir(exist_ok=True)
-    write_whole(folder / "report.csv", table.to_csv(index=False))
-    draw(run, curves, folder / "report.png")
-    printed = Table(
-        "part", "quantity", "after steps", title=f"{run.path}: {held_out.episodes} unseen episodes", box=None
-    )
-    for member in range(len(run.members)):
-        printed.add_column(f"member {member}", justify="right")
-    for (part, quantity, horizon), values in table.groupby(["part", "quantity", "horizon"], sort=False)["value"]:
-        printed.add_row(str(part), str(quantity), str(horizon), *map(significant, values))
-    console.print(printed)
-    console.print(f"written: {folder / 'report.csv'}, {folder / 'report.png'}", soft_wrap=True)
-    return table
-
-
-def draw(run: Run, curves: list[tuple[int, np.ndarray, np.ndarray]], file: Path) -> None:
-    figure = Figure(figsize=(9, 3.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    coverage, error = figure.subplots(1, 2)
-    levels = np.linspace(0, 1, 51)
-    coverage.plot([0, 1], [0, 1], color="#999999", linestyle=":", label="calibrated")
-    for member, centred, errors in curves:
-        coverage.plot(levels, [(centred < level).mean() for level in levels], label=f"member {member}")
-        error.plot(1 + np.arange(len(errors)), errors[:, 0], label=f"member {member}")
-    if len(curves[0][2]):
-        error.plot(
-            1 + np.arange(len(curves[0][2])), curves[0][2][:, 1], color="#999999", linestyle=":", label="standing still"
-        )
-    coverage.set(xlabel="central interval of the mixture", ylabel="share of true observations inside")
-    error.set(xlabel="steps, open loop", ylabel="error / std of observations", ylim=(0, None))
-    for axes in (coverage, error):
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{run.algorithm.name}'s dynamics on unseen episodes of {run.info['dataset']['name']}", fontsize=10)
-    figure.savefig(file, metadata={"Software": "offrl"})
-
-
-OPTIONS = {"step": "the checkpoint to look at; default: each member's last healthy one"}
-
-
-def main() -> None:
-    def command() -> None:
-        devices.set_up()
-        given = parse(
-            sys.argv[1:],
-            "dynamics_report",
-            "How good the dynamics ensemble of a model-based algorithm's run is on episodes that it has never seen:\n"
-            "likelihood and coverage of one step, open-loop error, precision and recall of terminations.\n"
-            "Opens no environment.",
-            OPTIONS,
-            "  python -m offrl.dynamics_report runs/builtin-hopper-medium/mopo-1a2b3c4d",
-        )
-        step = whole_number("step", given.options["step"]) if "step" in given.options else None
-        for path in given.paths:
-            table = report(path, step, Console(quiet=given.json))
-            if given.json:
-                print(table.to_json(orient="records"))
-
-    run_command(command)
-
-
-if __name__ == "__main__":
-    main()
+    return DynamicsReport(table, curves, held_out.episodes)

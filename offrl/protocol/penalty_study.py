@@ -1,4 +1,4 @@
-"""*Assisted*: do a run's penalties know where its model is wrong? `python -m offrl.penalty_study RUN...`.
+"""*Assisted*: do a run's penalties know where its model is wrong?
 
 Steps the run's environment with the deployed policy and compares every penalty of `offrl.dynamics` at the states and
 actions it visits with the model's true error there; and, for contrast, on the data's unseen episodes, where penalties
@@ -6,13 +6,11 @@ are usually tuned. For study only: nothing that chooses a policy may see it.
 
 The error of a step is the distance between the elites' mean next observation and the true one, and the negative
 log-likelihood of the elites' mixture there. Given are rank correlations (Spearman), with a standard error by drawing
-episodes anew. Written to RUN/assisted/penalty_study.csv.
+episodes anew.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,21 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
 from scipy.stats import rankdata
 
 import offrl
-from offrl import devices
-from offrl.command_line import parse, whole_number
 from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
-from offrl.errors import UserError, run_command
+from offrl.errors import UserError
 from offrl.learning import dynamics
 from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps
 from offrl.learning.networks import gaussian_log_prob
 from offrl.playing.evaluation import check_spaces, deployed_policies
 from offrl.playing.simulators import Simulators
 from offrl.protocol.dynamics_report import ROWS_AT_ONCE, ensemble_of, split, steps_of
-from offrl.runs.run import Run, write_whole
+from offrl.runs.run import Run
 
 RESAMPLES = 200
 COLUMNS = ["algorithm", "dataset", "fingerprint", "member", "seed", "step", "states", "rows", "penalty", "error",
@@ -126,15 +121,12 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray) -> tupl
     return float(correlation(sums.sum(1))), error
 
 
-def study(
-    run_path: str | Path, episodes: int = 10, step: int | None = None, console: Console | None = None
-) -> pd.DataFrame:
-    """Measure, write RUN/assisted/penalty_study.csv, print a table.
+def study(run: Run, episodes: int, step: int | None, console: Console) -> pd.DataFrame:
+    """Rank correlations of every penalty with every error, of each member: the columns of COLUMNS.
 
     Raises:
-        UserError: no such run or checkpoint, no dynamics in it, no environment, or no unseen episode.
+        UserError: no such checkpoint, no dynamics in it, no environment, or no unseen episode.
     """
-    run, console = Run.open(run_path), console or Console()
     rows = []
     program = jax.jit(measure)
     for member in range(len(run.members)):
@@ -171,52 +163,4 @@ def study(
                             offrl.__version__,
                         )
                     )
-    table = pd.DataFrame(rows, columns=COLUMNS)
-    folder = run.path / "assisted"
-    folder.mkdir(exist_ok=True)
-    write_whole(folder / "penalty_study.csv", table.to_csv(index=False))
-    printed = Table("member", "penalty", "error", title=f"{run.path}: rank correlation of penalty and true error "
-                    "(assisted)", box=None)  # fmt: skip
-    places_named = list(table["states"].unique())
-    for place in places_named:
-        printed.add_column(place, justify="right")
-    for (number, penalty, error), group in table.groupby(["member", "penalty", "error"], sort=False):
-        by_place = group.set_index("states")
-        cells = [
-            f"{by_place['rank_correlation'][place]:.3f} ± {by_place['standard_error'][place]:.3f}"
-            for place in places_named
-        ]
-        printed.add_row(str(number), str(penalty), str(error), *cells)
-    console.print(printed)
-    console.print(f"written: {folder / 'penalty_study.csv'}", soft_wrap=True)
-    return table
-
-
-OPTIONS = {
-    "episodes": "episodes that the policy plays; default: 10",
-    "step": "the checkpoint to look at; default: each member's last healthy one",
-}
-
-
-def main() -> None:
-    def command() -> None:
-        devices.set_up()
-        given = parse(
-            sys.argv[1:],
-            "penalty_study",
-            "Assisted: steps the run's environment with the deployed policy, and sets every penalty beside the true\n"
-            "error of the model there (rank correlations), and on unseen episodes of the data. For study only.",
-            OPTIONS,
-            "  python -m offrl.penalty_study runs/builtin-hopper-medium/mopo-1a2b3c4d episodes=20",
-        )
-        options = {name: whole_number(name, value) for name, value in given.options.items()}
-        for path in given.paths:
-            table = study(path, options.get("episodes", 10), options.get("step"), Console(quiet=given.json))
-            if given.json:
-                print(table.to_json(orient="records"))
-
-    run_command(command)
-
-
-if __name__ == "__main__":
-    main()
+    return pd.DataFrame(rows, columns=COLUMNS)

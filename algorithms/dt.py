@@ -1,0 +1,237 @@
+"""DT: Decision Transformer (Chen et al. 2021, arXiv:2106.01345): actions predicted from returns-to-go by a transformer.
+
+The last `context` steps of an episode are tokens (return-to-go, observation, action), each embedded with its timestep;
+a causal transformer reads them, and the action is predicted from its observation's token: mean squared error over the
+steps of the window, at which there is one. Deployed, the policy is told which return to aim for, `target_return`, and
+subtracts from it every reward that it receives.
+
+Returns-to-go are undiscounted. The target is one of the configuration, in the units of the (preprocessed) rewards; by
+default it is the largest return of a training episode. The authors play every policy with two
+targets per environment, chosen by hand: here there is one, fixed before training, never taken from a simulator.
+Windows begin before an episode does and are masked there, so that short histories are trained on as in play; of the
+authors' code, a window starts at a drawn step and may end with its episode. Both draw episodes in proportion to length.
+"""
+
+from typing import Any, NamedTuple
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from offrl.algorithm import Metrics, Spec, option
+from offrl.data.dataset import Dataset
+from offrl.data.transforms import Preprocessing, actions_to_unit_box, transform_observations
+from offrl.errors import UserError
+from offrl.learning.policies import Memory, Policy
+
+WEIGHT_STD = 0.02  # of GPT-2, whose blocks these are
+
+
+@flax.struct.dataclass
+class Config:
+    context: int = option(20, "steps that the policy sees, the present one included (K)", static=True)
+    target: str = option(
+        "best",
+        "best: aim for the largest return of a training episode; given: for target_return",
+        static=True,
+        choices=("best", "given"),
+    )
+    target_return: float = option(0.0, "return to aim for where target=given, in the units of preprocessed rewards")
+    return_scale: float = option(1000.0, "returns-to-go are divided by it", low=1e-9)
+    episode_length: int = option(
+        1000, "timesteps that have an embedding of their own; later ones share the last", static=True
+    )
+    layers: int = option(3, "blocks of the transformer", static=True)
+    heads: int = option(1, "attention heads of each", static=True)
+    width: int = option(128, "width of the embeddings, a multiple of heads; four times it within a block", static=True)
+    dropout: float = option(0.1, "dropout rate", static=True)
+    learning_rate: float = option(1e-4, "AdamW step size, after its warm-up", low=0)
+    warmup: int = option(10_000, "updates over which the step size grows from 0, linearly", low=1)
+    weight_decay: float = option(1e-4, "AdamW's weight decay", low=0)
+    gradient_clip: float = option(0.25, "largest norm of the gradient", low=0)
+    batch_size: int = option(64, "windows per update", static=True)
+    preprocessing: Preprocessing = option(
+        Preprocessing(observations="standardize", observation_epsilon=1e-6), "steps applied to the data", static=True
+    )
+
+
+@flax.struct.dataclass
+class State:
+    step: jax.Array
+    transformer: Any
+    opt: optax.OptState
+    target_return: jax.Array
+    """What the policy aims for; of the configuration, or of the data at the first update."""
+
+
+class Data(NamedTuple):
+    """The steps of whole episodes, one after the other, [steps, ...]."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    returns_to_go: np.ndarray
+    timesteps: np.ndarray
+    best_return: np.ndarray
+    """The largest return of an episode, preprocessed as rewards are."""
+
+
+class Windows(NamedTuple):
+    """[windows, context, ...]; the steps of one episode up to some step, which stands last. mask: False before it."""
+
+    returns_to_go: jax.Array
+    observations: jax.Array
+    actions: jax.Array
+    timesteps: jax.Array
+    mask: jax.Array
+
+
+def prepare(dataset: Dataset, config: Config) -> Data:
+    if config.width % config.heads:
+        raise UserError(f"algo.width={config.width}: must be a multiple of algo.heads={config.heads}")
+    returns_to_go = dataset.returns_to_go()
+    return Data(
+        observations=transform_observations(dataset.transforms, dataset.observations[dataset.observation_rows]),
+        actions=actions_to_unit_box(dataset.transforms, dataset.actions),
+        returns_to_go=returns_to_go,
+        timesteps=dataset.timesteps.astype(np.int32),
+        best_return=returns_to_go[dataset.starts].max(),
+    )
+
+
+def windows(data: Data, steps: jax.Array, context: int) -> Windows:
+    """Those that end at these steps [n]."""
+    rows = steps[:, None] + jnp.arange(1 - context, 1)
+    mask = rows >= (steps - data.timesteps[steps])[:, None]
+    rows = jnp.where(mask, rows, 0)
+    return Windows(
+        returns_to_go=jnp.where(mask, data.returns_to_go[rows], 0),
+        observations=jnp.where(mask[..., None], data.observations[rows], 0),
+        actions=jnp.where(mask[..., None], data.actions[rows], 0),
+        timesteps=jnp.where(mask, data.timesteps[rows], 0),
+        mask=mask,
+    )
+
+
+class Block(nn.Module):
+    """Attention to the tokens that `allowed` [n, 1, tokens, tokens] lets each see, then a perceptron; both residual."""
+
+    heads: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, allowed: jax.Array, deterministic: bool) -> jax.Array:
+        init, width = nn.initializers.normal(WEIGHT_STD), x.shape[-1]
+        attention = nn.MultiHeadDotProductAttention(self.heads, kernel_init=init, dropout_rate=self.dropout)
+        x = x + self.drop(attention(nn.LayerNorm()(x), mask=allowed, deterministic=deterministic), deterministic)
+        hidden = nn.relu(nn.Dense(4 * width, kernel_init=init)(nn.LayerNorm()(x)))
+        return x + self.drop(nn.Dense(width, kernel_init=init)(hidden), deterministic)
+
+    def drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        return nn.Dropout(self.dropout)(x, deterministic=deterministic)
+
+
+class Transformer(nn.Module):
+    """Windows -> the actions predicted at each of their steps, [windows, context, action_dim] in (-1, 1)."""
+
+    config: Config
+    action_dim: int
+
+    @nn.compact
+    def __call__(self, seen: Windows, deterministic: bool = True) -> jax.Array:
+        config, (n, context) = self.config, seen.mask.shape
+        init = nn.initializers.normal(WEIGHT_STD)
+        time = nn.Embed(config.episode_length, config.width, embedding_init=init, name="time")(
+            jnp.minimum(seen.timesteps, config.episode_length - 1)
+        )
+        inputs = ((seen.returns_to_go / config.return_scale)[..., None], seen.observations, seen.actions)
+        # r1 s1 a1 r2 s2 a2 ...: the token of an observation sees its return-to-go, not its action
+        tokens = jnp.stack([nn.Dense(config.width)(values) + time for values in inputs], 2)
+        x = nn.LayerNorm()(tokens.reshape(n, 3 * context, config.width))
+        x = nn.Dropout(config.dropout)(x, deterministic=deterministic)
+        causal = jnp.tril(jnp.ones((3 * context, 3 * context), bool))
+        allowed = causal & jnp.repeat(seen.mask, 3, 1)[:, None, None, :]
+        for _ in range(config.layers):
+            x = Block(config.heads, config.dropout)(x, allowed, deterministic)
+        x = nn.LayerNorm()(x).reshape(n, context, 3, config.width)
+        return jnp.tanh(nn.Dense(self.action_dim)(x[:, :, 1]))
+
+
+def optimiser(config: Config, step: jax.Array | int = 0) -> optax.GradientTransformation:
+    """AdamW behind the clipping of gradients, at the step size of an update."""
+    rate = config.learning_rate * jnp.minimum((step + 1) / config.warmup, 1)
+    return optax.chain(
+        optax.clip_by_global_norm(config.gradient_clip), optax.adamw(rate, weight_decay=config.weight_decay)
+    )
+
+
+def empty(n: int, config: Config, spec: Spec) -> Windows:
+    """Windows of n episodes in which nothing has happened yet."""
+    steps = (n, config.context)
+    return Windows(
+        returns_to_go=jnp.zeros(steps),
+        observations=jnp.zeros((*steps, spec.observation_dim)),
+        actions=jnp.zeros((*steps, spec.action_dim)),
+        timesteps=jnp.zeros(steps, jnp.int32),
+        mask=jnp.zeros(steps, bool),
+    )
+
+
+def init(key: jax.Array, config: Config, spec: Spec) -> State:
+    parameters = Transformer(config, spec.action_dim).init(key, empty(1, config, spec))
+    return State(
+        step=jnp.zeros((), jnp.int32),
+        transformer=parameters,
+        opt=optimiser(config).init(parameters),
+        target_return=jnp.asarray(config.target_return, jnp.float32),
+    )
+
+
+def loss(params: Any, key: jax.Array, batch: Windows, config: Config):
+    """Squared error of the action, over the steps that the mask leaves."""
+    transformer = Transformer(config, batch.actions.shape[-1])
+    predicted = transformer.apply(params, batch, config.dropout == 0, rngs={"dropout": key})
+    error = ((predicted - batch.actions) ** 2).mean(-1)
+    value = (error * batch.mask).sum() / batch.mask.sum()
+    return value, {"action_loss": value}
+
+
+def update_batch(key: jax.Array, state: State, batch: Windows, config: Config) -> tuple[State, Metrics]:
+    """One update from a given batch."""
+    gradients, metrics = jax.grad(loss, has_aux=True)(state.transformer, key, batch, config)
+    changes, opt = optimiser(config, state.step).update(gradients, state.opt, state.transformer)
+    parameters = optax.apply_updates(state.transformer, changes)
+    return state.replace(step=state.step + 1, transformer=parameters, opt=opt), metrics
+
+
+def update(key: jax.Array, state: State, dataset: Data, config: Config) -> tuple[State, Metrics]:
+    key_steps, key_dropout = jax.random.split(key)
+    steps = jax.random.randint(key_steps, (config.batch_size,), 0, dataset.timesteps.shape[0])
+    if config.target == "best":
+        state = state.replace(target_return=dataset.best_return)
+    state, metrics = update_batch(key_dropout, state, windows(dataset, steps, config.context), config)
+    return state, {**metrics, "target_return": state.target_return}
+
+
+def policy(config: Config, spec: Spec) -> Policy:
+    transformer = Transformer(config, spec.action_dim)
+
+    def start(state: State, n: int) -> tuple[Windows, jax.Array]:
+        return empty(n, config, spec), jnp.full(n, state.target_return)  # what has been seen, and the return to go
+
+    def act(state: State, carry: tuple[Windows, jax.Array], observations: jax.Array):
+        seen, to_go = carry
+        following = jnp.where(seen.mask[:, -1], seen.timesteps[:, -1] + 1, 0)
+        now = Windows(
+            to_go, observations, jnp.zeros_like(seen.actions[:, 0]), following, jnp.ones_like(seen.mask[:, 0])
+        )
+        seen = jax.tree.map(lambda old, new: jnp.concatenate([old[:, 1:], new[:, None]], 1), seen, now)
+        actions = transformer.apply(state.transformer, seen)[:, -1]
+        return actions, (seen._replace(actions=seen.actions.at[:, -1].set(actions)), to_go)
+
+    return Policy(
+        act=lambda state, observations: act(state, start(state, len(observations)), observations)[0],
+        memory=Memory(start=start, act=act, observe=lambda carry, rewards: (carry[0], carry[1] - rewards)),
+    )

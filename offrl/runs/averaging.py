@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from offrl.errors import UserError
-from offrl.runs.run import METRIC_COLUMNS, Run, write_whole
 from offrl.learning.population import NEVER
+from offrl.runs.run import METRIC_COLUMNS, Run, write_whole
 
 
 def average(run: Run, count: int) -> Path:

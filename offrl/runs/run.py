@@ -14,11 +14,11 @@ import pandas as pd
 
 import offrl.algorithm
 from offrl.algorithm import Algorithm, Spec
-from offrl.runs.checkpoints import Checkpoints
-from offrl.runs.configuration import member_configs
 from offrl.data.transforms import actions_from_unit_box, transform_observations
 from offrl.errors import UserError
 from offrl.learning.policies import Policy
+from offrl.runs.checkpoints import Checkpoints
+from offrl.runs.configuration import member_configs
 
 DESCRIPTION = {"algorithm", "spec", "phases", "protocol", "identity", "dataset", "members", "finished"}
 METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds"]

@@ -1,0 +1,1 @@
+"""The run directory: what a run is, its configuration, checkpoints, tracking, averages."""

@@ -6,7 +6,7 @@ from pools import QUADRATIC, exact_q, linear, linear_quadratic, made_pool, made_
 
 import offrl.algorithm
 from offrl.data.transforms import SCALE_SHIFT
-from offrl.selection.diagnostics import bellman
+from offrl.selection.diagnostics import bellman, critic
 from offrl.selection.diagnostics.features import RandomFeatures, Standardiser
 
 
@@ -75,15 +75,15 @@ def test_ridge_bellman_error_and_ibes_are_what_a_direct_calculation_gives(pool):
     backup = y.mean() + regress(y - y.mean())
     g, delta = regress(q(train.observations, train.actions) - y), q_held - y_held
     ridge, ibes = found["ridge_bellman_error"], found["ibes"]
-    assert ridge.value[3] == pytest.approx(((q_held - backup) ** 2).mean() / y_held.var(), rel=2e-2)
-    assert ibes.value[3] == pytest.approx((2 * g * delta - g**2).mean() / y_held.var(), rel=2e-2)
+    assert ridge.value[3] == pytest.approx(((q_held - backup) ** 2).mean() / y_held.var(), rel=1e-4)
+    assert ibes.value[3] == pytest.approx((2 * g * delta - g**2).mean() / y_held.var(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["ridge_bellman_error", "ibes"])
 def test_regressions_prefer_the_true_critic(pool, name):
     scores = bellman.measure_ridge(pool)[name]
     assert np.argmin(scores.value[:4]) == 0
-    assert scores.value[0] < 0.03
+    assert scores.value[0] < 0.05  # over six seeds of the data at most 0.031; of the others at least 0.157
     assert (scores.value[1:4] > 3 * abs(scores.value[0])).all()
     assert (scores.standard_error[:4] > 0).all()
     assert scores.replicates.shape == (5, 200)
@@ -149,3 +149,21 @@ def test_tournament_prefers_the_true_critic_whatever_diverges_or_comes_first(dat
 def test_too_many_critics_are_refused(pool, monkeypatch):
     monkeypatch.setattr(bellman, "MOST_CRITICS", 3)
     assert "at most 3" in bellman.measure_bvft(pool)["bvft"].reasons[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("measure", [bellman.measure_ridge, bellman.measure_bvft, critic.td_error])
+def test_bootstrap_draws_without_any_held_out_episode_say_nothing(dataset, pool, measure):
+    weights = pool.episode_weights.copy()
+    empty = made_pool(dataset, *dict.fromkeys(c.run for c in pool.candidates))
+    for blank in (3, len(weights)):
+        weights[:blank, pool.held_out] = 0
+        empty.__dict__["episode_weights"] = weights
+        for name, scores in measure(empty).items():
+            full = measure(pool)[name]
+            np.testing.assert_array_equal(scores.value, full.value)
+            drawn = scores.replicates[0]
+            assert np.isnan(drawn[:blank]).all()
+            np.testing.assert_array_equal(drawn[blank:], full.replicates[0][blank:])
+            expected = np.nan if blank == len(weights) else np.std(drawn[blank:], ddof=1, dtype=np.float64)
+            assert scores.standard_error[0] == pytest.approx(expected, rel=1e-3, nan_ok=True)

@@ -404,3 +404,14 @@ def test_what_a_selector_costs_counts_each_measurement_once():
     assert cost(["fqe", "fqe_lcb", "lstd"], spent) == 12
     assert cost(["fqe"], {"fqe": 1.0}) == 1  # the heads were measured within it
     assert np.isnan(cost(["ood_fraction", "lstd"], spent))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_bootstrap_draw_of_no_episode_has_no_value():
+    ratios, rewards, lengths = np.zeros((2, 3)), np.ones((2, 3)), np.array([3, 2])
+    weights, terminated = np.array([[0.0, 0.0], [1.0, 1.0]]), np.array([True, False])
+    found = weighted_importance_sampling(ratios, rewards, lengths, terminated, 0.5, weights).value
+    np.testing.assert_allclose(found, [np.nan, 1.75])
+    q, v = np.zeros((2, 3)), np.zeros((2, 4))
+    found = doubly_robust(ratios, rewards, q, v, lengths, terminated, 0.5, weights).value
+    np.testing.assert_allclose(found, [np.nan, 1.75])

@@ -159,6 +159,21 @@ def test_data_that_have_changed_since_are_refused(pool, tmp_path, monkeypatch):
         decision.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
 
 
+def test_runs_that_have_interacted_are_refused_in_one_line(pool, tmp_path, monkeypatch):
+    folder = tmp_path / "online"
+    shutil.copytree(pool, folder)
+    file = sorted(folder.glob("runs/*/*-*/run.json"))[0]
+    interacted = {"env": "Hopper-v5", "steps": 1000, "episodes": 7}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "interacted": interacted}))
+    monkeypatch.chdir(folder)
+    with pytest.raises(
+        UserError, match=r"have interacted with Hopper-v5 \(1000 steps, 7 episodes\).*leave it out"
+    ) as told:
+        decision.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
+    assert str(file.parent) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
 def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool, tmp_path, monkeypatch):
     folder = tmp_path / "moved"
     shutil.copytree(pool, folder)
@@ -263,9 +278,10 @@ def test_the_chance_of_beating_the_data_follows_from_the_resampled_episodes():
     episodes = pool.dataset.episodes
     scores = pd.DataFrame({"behaviour_advantage": [1.0, -1.0]}, index=list(pool.table["candidate"]))
     replicates = {"behaviour_advantage": np.array([[1.0] * 150 + [-1.0] * 50, [-1.0] * 200])}
+    replicates["behaviour_advantage"][0, 140:150] = np.nan  # draws without any held-out episode say nothing
     choice = selectors.Choice(pd.Series([1.0], index=scores.index[:1]), [scores.index[0]], 1, "", [scores.index[0]], [])
     found = verdicts.chances(pool, choice, scores, replicates).iloc[0]
-    assert found["beats_behaviour"] == pytest.approx((150 + 0.5) / 201)
+    assert found["beats_behaviour"] == pytest.approx((140 + 0.5) / 191)
     assert np.isnan(found["beats_bc"])  # there is none in the pool
     assert pool.episode_weights.shape == (200, episodes)
 

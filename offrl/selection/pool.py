@@ -137,13 +137,20 @@ class Pool:
             checkpoints: at most so many per member, evenly spread, the last among them; None takes all.
 
         Raises:
-            UserError: no runs, runs on different data, or data that have changed since.
+            UserError: no runs, runs that have interacted with an environment, runs on different data, or data that have
+                changed since.
         """
         runs = [Run.open(path) for path in paths]
         if not runs:
             raise UserError("no run given; give one or more folders that offrl.train made")
         if len({run.path.resolve() for run in runs}) < len(runs):
             raise UserError("a run is given twice; give each folder once")
+        for run in runs:
+            if interacted := run.info.get("interacted"):
+                raise UserError(
+                    f"{run.path}: its policies have interacted with {interacted['env']} ({interacted['steps']} steps, "
+                    f"{interacted['episodes']} episodes), so choosing among them is not offline; leave it out"
+                )
         prints = {run.info["dataset"]["fingerprint"]: run for run in runs}
         if len(prints) > 1:
             first, second, *_ = (f"{run.path} ({run.info['dataset']['name']}, {p})" for p, run in prints.items())

@@ -29,12 +29,12 @@ def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[s
     cloned = [places[name] for name in selectors.cloning(pool.table.set_index("candidate"), scores)]
     rows = []
     for name in VALUE:
-        if name not in replicates or not chosen or not np.isfinite(replicates[name][chosen]).all():
+        if name not in replicates or not chosen or not np.isfinite(replicates[name][chosen]).any():
             continue
         drawn = replicates[name]
         mine = drawn[chosen[0]]
         row: dict[str, Any] = {"estimate": name, "choice": float(scores[name].iloc[chosen[0]])}
-        if cloned and chosen[0] not in cloned and np.isfinite(drawn[cloned]).all():
+        if cloned and chosen[0] not in cloned and np.isfinite(drawn[cloned]).any(1).all():
             row["bc"] = float(scores[name].iloc[cloned].mean())
             row["beats_bc"] = chance(mine - drawn[cloned].mean(0))
         if name == "behaviour_advantage":  # an advantage over the behaviour: its own value is 0
@@ -50,7 +50,9 @@ def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[s
 
 
 def chance(differences: np.ndarray) -> float:
-    """Share of bootstrap differences above 0, ties half; never quite 0 or 1, which so many draws cannot show."""
+    """Share of bootstrap differences above 0, ties half; never quite 0 or 1, which so many draws cannot show. Draws
+    that are not finite say nothing, and are left out."""
+    differences = differences[np.isfinite(differences)]
     n = len(differences)
     return float(((differences > 0).sum() + 0.5 * (differences == 0).sum() + 0.5) / (n + 1))
 

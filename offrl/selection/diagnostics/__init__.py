@@ -24,7 +24,7 @@ from offrl.errors import UserError, nearest
 from offrl.selection.pool import RESAMPLES, Pool, Rows
 
 FAMILIES = ("health", "critic", "support", "curves", "evaluation", "bellman", "model")
-VERSION = 2
+VERSION = 3
 """Of the numbers: raise it when a diagnostic changes, and what is kept with the runs is computed anew."""
 
 
@@ -82,19 +82,25 @@ def ratio(pool: Pool, sums: np.ndarray, counts: np.ndarray) -> Scores:
     """sum(sums) / sum(counts) over episodes, resampled; sums [candidates, episodes], counts [episodes] or as sums."""
     weights = pool.episode_weights
     totals = weights @ np.broadcast_to(counts, sums.shape).T  # [resamples, candidates]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        replicates = (weights @ sums.T / totals).T
-        value = sums.sum(1) / np.broadcast_to(counts, sums.shape).sum(1)
+    replicates = quotients(weights @ sums.T, totals).T
+    value = quotients(sums.sum(1), np.broadcast_to(counts, sums.shape).sum(1))
     used = (np.broadcast_to(counts, sums.shape) > 0).sum(1)
     error = np.where(used > 1, spread(replicates), np.nan)
     return Scores(value, error, replicates.astype(np.float32))
 
 
+def quotients(sums: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """sums / totals; nan where the total is 0: a bootstrap sample that drew none of the episodes in question says
+    nothing, and `spread` leaves it out."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(totals == 0, np.nan, sums / totals)
+
+
 def spread(replicates: np.ndarray) -> np.ndarray:
-    """The standard deviation of [candidates, RESAMPLES] without those that are nan; nan where all are."""
+    """The standard deviation of [..., RESAMPLES] without those that are nan; nan where fewer than two are left."""
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nanstd(replicates, axis=1, ddof=1)
+        return np.nanstd(replicates, axis=-1, ddof=1)
 
 
 def without_error(values: Sequence[float] | np.ndarray, reasons: list[str] | None = None) -> Scores:

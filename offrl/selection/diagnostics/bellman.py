@@ -19,7 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
+from offrl.selection.diagnostics import (
+    Diagnostic,
+    Measurement,
+    Scores,
+    not_applicable,
+    quotients,
+    spread,
+    without_error,
+)
 from offrl.selection.diagnostics.critic import (
     NOT_HELD_OUT,
     critic_rows,
@@ -62,7 +70,8 @@ class Ridge(NamedTuple):
 
     @classmethod
     def of(cls, features: np.ndarray) -> Ridge:
-        values, vectors = np.linalg.eigh((features.T @ features).astype(np.float64) / len(features))
+        features = features.astype(np.float64)  # in float32 the small eigenvalues are rounding errors
+        values, vectors = np.linalg.eigh(features.T @ features / len(features))
         return cls(features, vectors, np.maximum(values, 0.0))
 
     def fit(self, y: np.ndarray) -> tuple[np.ndarray, float]:
@@ -71,7 +80,7 @@ class Ridge(NamedTuple):
         GCV = (RSS / n) / (1 - tr(H) / n)^2, the hat matrix H = Phi (Phi^T Phi + n penalty I)^-1 Phi^T.
         """
         n = len(self.features)
-        projected = self.vectors.T @ (self.features.T @ y.astype(self.features.dtype)).astype(np.float64) / n
+        projected = self.vectors.T @ (self.features.T @ y.astype(np.float64)) / n
         penalties = PENALTIES[:, None] * self.values.mean()
         shrunk = projected / (self.values + penalties)  # [penalties, features]
         residual = np.square(y, dtype=np.float64).mean() - (shrunk * (2 * projected - self.values * shrunk)).sum(1)
@@ -138,7 +147,8 @@ def tournament_losses(
 
     Args:
         q, targets: [critics, n].
-        weights: [resamples, episodes], how often each episode counts in the norm; projections are of all rows.
+        weights: [resamples, episodes], how often each episode counts in the norm; projections are of all rows. Where
+            none counts, the losses are nan.
         groups: int [n], the episode of each row.
     """
     cell = cells(q, resolution)
@@ -153,15 +163,16 @@ def tournament_losses(
             counts = np.bincount(joint)
             means = np.bincount(joint, targets[i]) / np.maximum(counts, 1)
             squares[j] = np.bincount(groups, (q[i] - means[joint]) ** 2, episodes)
-        losses[:, i] = np.sqrt((weights @ squares.T / totals[:, None]).max(1) / max(targets[i].var(), 1e-12))
+        means_of_squares = quotients(weights @ squares.T, totals[:, None])
+        losses[:, i] = np.sqrt(means_of_squares.max(1) / max(targets[i].var(), 1e-12))
     return losses
 
 
 def rank_share(losses: np.ndarray) -> np.ndarray:
-    """Share of the other critics with a lower loss, ties half, in [0, 1]; [..., critics]."""
+    """Share of the other critics with a lower loss, ties half, in [0, 1]; [..., critics]. nan where the loss is."""
     below = (losses[..., None, :] < losses[..., :, None]).sum(-1)
     ties = (losses[..., None, :] == losses[..., :, None]).sum(-1) - 1
-    return (below + 0.5 * ties) / max(losses.shape[-1] - 1, 1)
+    return np.where(np.isnan(losses), np.nan, (below + 0.5 * ties) / max(losses.shape[-1] - 1, 1))
 
 
 def measure_bvft(pool: Pool) -> dict[str, Scores]:

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from offrl.algorithms import iql
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
+from offrl.selection.diagnostics import (
+    Diagnostic,
+    Measurement,
+    Scores,
+    not_applicable,
+    quotients,
+    spread,
+    without_error,
+)
 from offrl.selection.pool import CHUNK, Candidate, Pool, Rows
 
 NOT_HELD_OUT = "no episode is held out from all runs; train with protocol.validation_fraction above 0"
@@ -97,7 +105,7 @@ def of_means(pool: Pool, parts: list[tuple[Rows, np.ndarray]], function: Callabl
             for quantity in quantities:
                 sums = np.stack([np.bincount(rows.episodes, values, episodes) for values in quantity])
                 means.append(sums.sum(1) / counts.sum())
-                resampled.append(weights @ sums.T / totals[:, None])
+                resampled.append(quotients(weights @ sums.T, totals[:, None]))
         replicates = np.asarray(function(*resampled)).T
         error = spread(replicates) if used > 1 else np.full(len(replicates), np.nan)
         return Scores(np.asarray(function(*means), np.float64), error, replicates.astype(np.float32))

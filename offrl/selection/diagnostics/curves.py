@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 import offrl.selection.diagnostics
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, without_error
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
 from offrl.selection.diagnostics.critic import (
     NOT_HELD_OUT,
     all_not_applicable,
@@ -261,7 +261,7 @@ def find_peak(curve: np.ndarray, replicates: np.ndarray) -> Peak:
     top = int(np.argmax(fitted))
     before = max(0, top - _width(len(curve)) // 2)
     at = before + int(np.argmax(curve[before : top + 1]))
-    error = float(np.std(replicates[at] - replicates[-1], ddof=1))
+    error = float(spread(replicates[at] - replicates[-1]))
     noise = float(np.sqrt((np.diff(curve, 2) ** 2).mean() / 6))
     threshold = max(2 * error, LEAST_DECLINE * float(np.ptp(fitted)), NOISE * noise)
     return Peak(at, float(fitted[top] - fitted[-1]), threshold)

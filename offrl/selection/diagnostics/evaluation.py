@@ -35,7 +35,9 @@ from offrl.selection.diagnostics import (
     measure,
     not_applicable,
     over_episodes,
+    quotients,
     ratio,
+    spread,
     without_error,
 )
 from offrl.selection.diagnostics.features import random_features, standardiser
@@ -286,10 +288,10 @@ def combine_heads(
 
     Heads are resampled with the episodes, the same heads for all candidates: the standard error holds both.
     """
-    spread = value.std(0, ddof=1)
+    between = value.std(0, ddof=1)
     draws = np.random.default_rng(seed).integers(0, HEADS, (RESAMPLES, HEADS))
     resampled = np.stack([replicates[drawn, :, b].mean(0) for b, drawn in enumerate(draws)], 1)
-    error = resampled.std(1, ddof=1)
+    error = spread(resampled)
     mean = value.mean(0)
     stability, reason = head_agreement(value[:, healthy & np.isfinite(mean)])
     stable = Scores(np.full(len(mean), stability), np.full(len(mean), np.nan), None, [reason] * len(mean))
@@ -300,8 +302,8 @@ def combine_heads(
         return {"fqe": refused, "fqe_sd": refused, "fqe_lcb": refused, "fqe_stability": stable}
     return {
         "fqe": Scores(mean, error, resampled.astype(np.float32), reasons),
-        "fqe_sd": Scores(spread, np.full(len(mean), np.nan), None, reasons),
-        "fqe_lcb": Scores(mean - spread, error, (resampled - spread[:, None]).astype(np.float32), reasons),
+        "fqe_sd": Scores(between, np.full(len(mean), np.nan), None, reasons),
+        "fqe_lcb": Scores(mean - between, error, (resampled - between[:, None]).astype(np.float32), reasons),
         "fqe_stability": stable,
     }
 
@@ -363,11 +365,11 @@ def measure_lstd(pool: Pool) -> dict[str, Scores]:
             continue
         residuals = rows.rewards + (discounts[:, None] * next_phi - phi) @ fit.theta.astype(np.float32)
         sums = _sums_by_episode(phi * residuals[:, None], rows.episodes, pool.dataset.episodes)
-        moments = weights @ sums / (weights @ counts)[:, None]
+        moments = quotients(weights @ sums, (weights @ counts)[:, None])
         thetas = fit.theta + (moments - fit.penalty * fit.theta) @ fit.inverse.T
         value[i] = found
         replicates[i] = ((weights @ phi_0 / weights.sum(1, keepdims=True)) * thetas).sum(1)
-        error[i] = replicates[i].std(ddof=1)
+        error[i] = spread(replicates[i])
     lcb = (replicates - error[:, None]).astype(np.float32)
     return {
         "lstd": Scores(value, error, replicates, reasons),
@@ -478,7 +480,8 @@ def weighted_importance_sampling(
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.where(mass > 0, (weights @ (ratios * rewards)) / mass, 0.0)
         effective = np.where(mass > 0, mass**2 / (weights @ ratios**2), 0.0)
-    return Estimate(means @ discount**steps, effective)
+    value = np.where(weights.any(1), means @ discount**steps, np.nan)  # of no episode at all nothing is known
+    return Estimate(value, effective)
 
 
 def doubly_robust(
@@ -506,7 +509,7 @@ def doubly_robust(
     errors = rewards + discount * np.where(ended, 0.0, v[:, 1:]) - q
     found = weighted_importance_sampling(log_ratios, errors, lengths, terminated, discount, weights)
     weights = np.ones((1, len(rewards))) if weights is None else weights
-    return Estimate(weights @ v[:, 0] / weights.sum(1) + found.value, found.effective_sample_size)
+    return Estimate(quotients(weights @ v[:, 0], weights.sum(1)) + found.value, found.effective_sample_size)
 
 
 def measure_importance_sampling(pool: Pool) -> dict[str, Scores]:
@@ -590,7 +593,7 @@ def _importance_weighted(
             continue
         found = estimate(logged, i, log_ratios, weights).value
         value[i], replicates[i] = found[0], found[1:]
-        error[i] = found[1:].std(ddof=1)
+        error[i] = spread(found[1:])
     return Scores(value, error, replicates, reasons), without_error(effective, ess_reasons)
 
 

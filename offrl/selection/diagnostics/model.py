@@ -30,7 +30,7 @@ from offrl.data.preprocessing import preprocess
 from offrl.data.transforms import Preprocessing, observation_statistics
 from offrl.learning import dynamics
 from offrl.learning.dynamics import PENALTIES, DynamicsConfig, Ensemble
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, spread
+from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, quotients, spread
 from offrl.selection.diagnostics.evaluation import DISCOUNT, NO_HELD_OUT, NOT_FINITE, behaviour, values_of
 from offrl.selection.diagnostics.features import standardiser
 from offrl.selection.pool import RESAMPLES, Candidate, Pool
@@ -233,8 +233,8 @@ def torel(values: np.ndarray, weights: np.ndarray, low: float, high: float) -> n
     """
     x = (values - low) / (high - low)
     total = weights.sum(1)
-    mean = weights @ x.T / total[:, None]  # [resamples, members]
-    var = np.maximum(weights @ (x**2).T / total[:, None] - mean**2, 0)
+    mean = quotients(weights @ x.T, total[:, None])  # [resamples, members]
+    var = np.maximum(quotients(weights @ (x**2).T, total[:, None]) - mean**2, 0)
     uncertainty = 2 * np.sqrt(mean.var(1) + var.mean(1))
     return np.clip(np.maximum(uncertainty, 1 - np.median(mean, 1)), 0, 1)
 
@@ -304,7 +304,7 @@ def measure_model(pool: Pool) -> dict[str, Scores]:
             continue
         found, final, alive = rollouts(candidate, pool.initial_observations[episodes], keys)
         values = truncated_value(found, final, alive)
-        by_member = at_first @ values.T / at_first.sum(1, keepdims=True)
+        by_member = quotients(at_first @ values.T, at_first.sum(1, keepdims=True))
         drawn["model_value"][i], drawn["model_value_min"][i] = by_member.mean(1), by_member.min(1)
         mean_reward = (found.rewards * found.alive).sum(0) / found.alive.sum(0)
         for_ever = truncated_value(found, mean_reward / (1 - DISCOUNT), alive)
@@ -312,11 +312,10 @@ def measure_model(pool: Pool) -> dict[str, Scores]:
         if pool.validation is not None:
             found, final, alive = rollouts(candidate, rows.observations[chosen], keys[:1])
             gains = truncated_value(found, final, alive).mean(0) - here
-            with np.errstate(invalid="ignore"):  # a resample without any of these episodes
-                drawn["model_advantage"][i] = at_later @ gains / at_later.sum(1)
-                for name, doubt in doubts(found).items():
-                    relative = doubt / fitted.percentiles[name]
-                    drawn[PENALTY_NAMES[name]][i] = at_later @ relative / at_later.sum(1)
+            drawn["model_advantage"][i] = quotients(at_later @ gains, at_later.sum(1))
+            for name, doubt in doubts(found).items():
+                relative = doubt / fitted.percentiles[name]
+                drawn[PENALTY_NAMES[name]][i] = quotients(at_later @ relative, at_later.sum(1))
     result = {}
     for name, columns in drawn.items():
         missing = [NO_HELD_OUT] * len(pool) if pool.validation is None and name in NEED_HELD_OUT else reasons

@@ -1,9 +1,13 @@
 """Policies with memory: what they have seen of an episode stays in it, and they learn their own rewards."""
 
+from types import SimpleNamespace
+
 import numpy as np
 from test_evaluation import lasts, make_run
 
+from offrl.learning.policies import Memory, Policy
 from offrl.playing.evaluation import evaluate_run
+from offrl.selection import diagnostics
 
 MEMORY = """
     def start(state, n):
@@ -36,3 +40,31 @@ def test_every_episode_starts_anew_and_the_policy_is_told_its_own_rewards(tmp_pa
             row = rows[(rows["member"] == member) & (rows["episode"] == episode)].iloc[0]
             np.testing.assert_allclose(row["return"], total, rtol=1e-4)
             assert row["length"] == length
+
+
+def test_a_diagnostic_leaves_policies_with_memory_out_and_says_so():
+    plain, remembering = (
+        SimpleNamespace(run=SimpleNamespace(policy=Policy(act=lambda s, o: o, memory=memory)))
+        for memory in (None, Memory(*[lambda *_: None] * 3))
+    )
+
+    class Few:
+        def __init__(self, candidates):
+            self.candidates = candidates
+
+        def __len__(self):
+            return len(self.candidates)
+
+        def subset(self, indices):
+            return Few([self.candidates[i] for i in indices])
+
+    def measure(pool):
+        assert all(candidate is plain for candidate in pool.candidates)
+        return {"score": diagnostics.without_error(np.arange(1.0, len(pool) + 1))}
+
+    measurement = diagnostics.Measurement("score", (diagnostics.Diagnostic("score", "high", ""),), measure)
+    found = diagnostics._apply(measurement, Few([plain, remembering, plain]))["score"]
+    np.testing.assert_array_equal(found.value, [1, np.nan, 2])
+    assert found.reasons == ["", "not applicable: the policy has memory", ""]
+    only = diagnostics._apply(measurement, Few([remembering]))["score"]
+    assert only.reasons == ["not applicable: the policy has memory"]

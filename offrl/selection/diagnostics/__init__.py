@@ -28,6 +28,9 @@ VERSION = 3
 """Of the numbers: raise it when a diagnostic changes, and what is kept with the runs is computed anew."""
 
 
+HAS_MEMORY = "not applicable: the policy has memory"
+
+
 class Diagnostic(NamedTuple):
     name: str
     better: str
@@ -208,7 +211,7 @@ def _measure_one(
         if not measurement.per_policy:
             indices = list(range(len(pool)))
         started = time.monotonic()
-        scores = measurement.measure(pool.subset(indices) if len(indices) < len(pool) else pool)
+        scores = _apply(measurement, pool.subset(indices) if len(indices) < len(pool) else pool)
         seconds = (time.monotonic() - started) / len(indices)
         for place, i in enumerate(indices):
             rows = []
@@ -232,6 +235,27 @@ def _measure_one(
     result = {}
     for place, diagnostic in enumerate(measurement.diagnostics):
         result[diagnostic.name] = pd.DataFrame([kept[key][place] for key in keys])  # type: ignore[index]
+    return result
+
+
+def _apply(measurement: Measurement, pool: Pool) -> dict[str, Scores]:
+    """What it measures; candidates with memory are left out, as single logged states do not say what they would do."""
+    plain = [i for i, candidate in enumerate(pool.candidates) if candidate.run.policy.memory is None]
+    if len(plain) == len(pool):
+        return measurement.measure(pool)
+    found = measurement.measure(pool.subset(plain)) if plain else {}
+    result = {}
+    for diagnostic in measurement.diagnostics:
+        whole = not_applicable(pool, HAS_MEMORY)
+        if plain:
+            part = found[diagnostic.name]
+            whole.value[plain], whole.standard_error[plain] = part.value, part.standard_error
+            for place, i in enumerate(plain):
+                whole.reasons[i] = part.reasons[place] if part.reasons else ""
+            if part.replicates is not None:
+                whole.replicates = np.full((len(pool), RESAMPLES), np.nan, np.float32)
+                whole.replicates[plain] = part.replicates
+        result[diagnostic.name] = whole
     return result
 
 

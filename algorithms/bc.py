@@ -3,6 +3,8 @@
 Minimises (pi(s) - a)^2 over the data. With `fraction` below 1 only that share of the trajectories is kept, the ones of
 highest return: the "10% BC" of CORL, which ranks whole trajectories (that of the Decision Transformer's code keeps a
 share of the time steps instead). The network is TD3+BC's actor, so that the two differ by the value term alone.
+
+Of discrete actions it learns the logits by maximum likelihood, and takes the likeliest.
 """
 
 from typing import Any
@@ -15,9 +17,11 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Dataset, Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.learning.networks import DeterministicActor
+from offrl.learning.networks import MLP, DeterministicActor, categorical_log_prob, one_hot_mode, one_hot_sample
 from offrl.learning.policies import Policy
 from offrl.learning.updates import adam_init, adam_step, sample_batch
+
+SUPPORTS = ("continuous", "discrete")
 
 
 @flax.struct.dataclass
@@ -37,6 +41,7 @@ class State:
     step: jax.Array
     actor: Any
     actor_opt: optax.OptState
+    discrete: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 def prepare(dataset: Dataset, config: Config) -> Transitions:
@@ -45,27 +50,34 @@ def prepare(dataset: Dataset, config: Config) -> Transitions:
     return dataset.transitions()
 
 
-def actor_network(config: Config, action_dim: int) -> DeterministicActor:
+def actor_network(config: Config, action_dim: int, discrete: bool = False) -> MLP | DeterministicActor:
+    """Of actions, or of the logits of discrete ones."""
+    if discrete:
+        return MLP(config.hidden_dims, action_dim)
     return DeterministicActor(config.hidden_dims, action_dim)
 
 
 def init(key: jax.Array, config: Config, spec: Spec) -> State:
-    actor = actor_network(config, spec.action_dim).init(key, jnp.zeros((1, spec.observation_dim)))
-    return State(step=jnp.zeros((), jnp.int32), actor=actor, actor_opt=adam_init(actor))
+    actor = actor_network(config, spec.action_dim, spec.discrete).init(key, spec.observations)
+    return State(step=jnp.zeros((), jnp.int32), actor=actor, actor_opt=adam_init(actor), discrete=spec.discrete)
 
 
-def actor_loss(params: Any, batch: Transitions, config: Config):
-    actions = actor_network(config, batch.actions.shape[-1]).apply(params, batch.observations)
-    loss = ((actions - batch.actions) ** 2).mean()
+def actor_loss(params: Any, batch: Transitions, config: Config, discrete: bool = False):
+    actions = actor_network(config, batch.actions.shape[-1], discrete).apply(params, batch.observations)
+    error = -categorical_log_prob(actions, batch.actions) if discrete else (actions - batch.actions) ** 2
+    loss = error.mean()
     return loss, {"bc_loss": loss}
 
 
 def update_batch(state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
     """One update from a given batch."""
     actor, actor_opt, metrics = adam_step(
-        lambda params: actor_loss(params, batch, config), state.actor, state.actor_opt, config.learning_rate
+        lambda params: actor_loss(params, batch, config, state.discrete),
+        state.actor,
+        state.actor_opt,
+        config.learning_rate,
     )
-    return State(step=state.step + 1, actor=actor, actor_opt=actor_opt), metrics
+    return state.replace(step=state.step + 1, actor=actor, actor_opt=actor_opt), metrics
 
 
 def update(key: jax.Array, state: State, dataset: Transitions, config: Config) -> tuple[State, Metrics]:
@@ -73,5 +85,13 @@ def update(key: jax.Array, state: State, dataset: Transitions, config: Config) -
 
 
 def policy(config: Config, spec: Spec) -> Policy:
-    actor = actor_network(config, spec.action_dim)
+    actor = actor_network(config, spec.action_dim, spec.discrete)
+    if spec.discrete:
+        return Policy(
+            act=lambda state, observations: one_hot_mode(actor.apply(state.actor, observations)),
+            sample=lambda key, state, observations: one_hot_sample(key, actor.apply(state.actor, observations)),
+            log_prob=lambda state, observations, actions: categorical_log_prob(
+                actor.apply(state.actor, observations), actions
+            ),
+        )
     return Policy(act=lambda state, observations: actor.apply(state.actor, observations))

@@ -6,6 +6,8 @@ update, as in the authors' code: V; the policy, with the new V and the target cr
 their targets. CORL differs on two points, each an option here: it uses V from before its update for the advantage and
 for the critics' target (`value_lag`), and standardises observations (`preprocessing.observations`); its critic loss is
 half of this one, which Adam does not notice.
+
+Of discrete actions the policy is categorical and the critics see one-hot vectors; nothing else changes.
 """
 
 from typing import Any
@@ -19,13 +21,22 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.learning.networks import MLP, Critic, ensemble, gaussian_log_prob
+from offrl.learning.networks import (
+    MLP,
+    Critic,
+    categorical_log_prob,
+    ensemble,
+    gaussian_log_prob,
+    one_hot_mode,
+    one_hot_sample,
+)
 from offrl.learning.policies import Policy
 from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 
 KERNEL_INIT = nn.initializers.orthogonal(2**0.5)
 LOG_STD_RANGE = (-5.0, 2.0)
 MAX_WEIGHT = 100.0
+SUPPORTS = ("continuous", "discrete")
 
 
 @flax.struct.dataclass
@@ -62,6 +73,7 @@ class State:
     actor_opt: optax.OptState
     critic_opt: optax.OptState
     value_opt: optax.OptState
+    discrete: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 class GaussianActor(nn.Module):
@@ -78,7 +90,10 @@ class GaussianActor(nn.Module):
         return jnp.tanh(network(observations, deterministic)), jnp.clip(log_std, *LOG_STD_RANGE)
 
 
-def actor_network(config: Config, action_dim: int) -> GaussianActor:
+def actor_network(config: Config, action_dim: int, discrete: bool = False) -> MLP | GaussianActor:
+    """Of mean and log standard deviation, or of the logits of discrete actions."""
+    if discrete:
+        return MLP(config.hidden_dims, action_dim, KERNEL_INIT, dropout=config.dropout)
     return GaussianActor(config.hidden_dims, action_dim, config.dropout)
 
 
@@ -92,8 +107,8 @@ def value_network(config: Config) -> MLP:
 
 def init(key: jax.Array, config: Config, spec: Spec) -> State:
     key_actor, key_critic, key_value = jax.random.split(key, 3)
-    observations, actions = jnp.zeros((1, spec.observation_dim)), jnp.zeros((1, spec.action_dim))
-    actor = actor_network(config, spec.action_dim).init(key_actor, observations)
+    observations, actions = spec.observations, jnp.zeros((1, spec.action_dim))
+    actor = actor_network(config, spec.action_dim, spec.discrete).init(key_actor, observations)
     critic = critic_network(config).init(key_critic, observations, actions)
     value = value_network(config).init(key_value, observations)
     return State(
@@ -106,6 +121,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
         actor_opt=adam_init(actor),
         critic_opt=adam_init(critic),
         value_opt=adam_init(value),
+        discrete=spec.discrete,
     )
 
 
@@ -117,12 +133,21 @@ def value_loss(params: Any, target_q: jax.Array, batch: Transitions, config: Con
     return loss, {"value_loss": loss, "value": v.mean()}
 
 
-def actor_loss(params: Any, key: jax.Array, advantage: jax.Array, batch: Transitions, config: Config):
-    mean, log_std = actor_network(config, batch.actions.shape[-1]).apply(
+def log_prob(distribution: Any, actions: jax.Array) -> jax.Array:
+    """Of actions under what the actor's network returned: a Gaussian's mean and log deviation, or logits."""
+    if isinstance(distribution, tuple):
+        return gaussian_log_prob(*distribution, actions)
+    return categorical_log_prob(distribution, actions)
+
+
+def actor_loss(
+    params: Any, key: jax.Array, advantage: jax.Array, batch: Transitions, config: Config, discrete: bool = False
+):
+    distribution = actor_network(config, batch.actions.shape[-1], discrete).apply(
         params, batch.observations, config.dropout == 0, rngs={"dropout": key}
     )
     weight = jnp.minimum(jnp.exp(config.temperature * advantage), MAX_WEIGHT)
-    loss = -(weight * gaussian_log_prob(mean, log_std, batch.actions)).mean()
+    loss = -(weight * log_prob(distribution, batch.actions)).mean()
     return loss, {"actor_loss": loss, "advantage": advantage.mean(), "weight": weight.mean()}
 
 
@@ -151,7 +176,7 @@ def update_batch(key: jax.Array, state: State, batch: Transitions, config: Confi
         progress = jnp.minimum(state.step / state.updates, 1.0)
         learning_rate = learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * progress))
     actor, actor_opt, actor_metrics = adam_step(
-        lambda params: actor_loss(params, key, target_q - v, batch, config),
+        lambda params: actor_loss(params, key, target_q - v, batch, config, state.discrete),
         state.actor,
         state.actor_opt,
         learning_rate,
@@ -181,18 +206,24 @@ def update(key: jax.Array, state: State, dataset: Transitions, config: Config) -
 
 
 def policy(config: Config, spec: Spec) -> Policy:
-    actor, critic, value = actor_network(config, spec.action_dim), critic_network(config), value_network(config)
+    actor = actor_network(config, spec.action_dim, spec.discrete)
+    critic, value = critic_network(config), value_network(config)
+
+    def act(state: State, observations: jax.Array) -> jax.Array:
+        distribution = actor.apply(state.actor, observations)
+        return one_hot_mode(distribution) if spec.discrete else distribution[0]
 
     def sample(key: jax.Array, state: State, observations: jax.Array) -> jax.Array:
-        mean, log_std = actor.apply(state.actor, observations)
+        distribution = actor.apply(state.actor, observations)
+        if spec.discrete:
+            return one_hot_sample(key, distribution)
+        mean, log_std = distribution
         return jnp.clip(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape), -1, 1)
 
     return Policy(
-        act=lambda state, observations: actor.apply(state.actor, observations)[0],
+        act=act,
         sample=sample,
-        log_prob=lambda state, observations, actions: gaussian_log_prob(
-            *actor.apply(state.actor, observations), actions
-        ),
+        log_prob=lambda state, observations, actions: log_prob(actor.apply(state.actor, observations), actions),
         q_values=lambda state, observations, actions: critic.apply(state.critic, observations, actions),
         value=lambda state, observations: value.apply(state.value, observations).squeeze(-1),
     )

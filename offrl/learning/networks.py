@@ -139,6 +139,21 @@ def tanh_gaussian_log_prob(mean: jax.Array, log_std: jax.Array, actions: jax.Arr
     return gaussian_log_prob(mean, log_std, x) - tanh_log_jacobian(x)
 
 
+def categorical_log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
+    """Log-probabilities [...] of one-hot actions."""
+    return (jax.nn.log_softmax(logits) * actions).sum(-1)
+
+
+def one_hot_mode(scores: jax.Array) -> jax.Array:
+    """The action of highest logit or value, one-hot; of equal ones the first."""
+    return jax.nn.one_hot(scores.argmax(-1), scores.shape[-1])
+
+
+def one_hot_sample(key: jax.Array, logits: jax.Array) -> jax.Array:
+    """One-hot actions drawn from a categorical distribution."""
+    return jax.nn.one_hot(jax.random.categorical(key, logits), logits.shape[-1])
+
+
 class Critic(nn.Module):
     """Q(s, a), [...]."""
 

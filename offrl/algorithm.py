@@ -178,6 +178,17 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(offrl.algorithms.__path__))
 
 
+def bundled(content: bytes) -> str | None:
+    """The name of the algorithm of offrl whose file has exactly this content, None where there is none."""
+    files = ((name, Path(folder) / f"{name}.py") for folder in offrl.algorithms.__path__ for name in names())
+    return next((name for name, file in files if file.is_file() and file.read_bytes() == content), None)
+
+
+def module_name(path: Path) -> str:
+    """One module per path and content: the file again is the same classes, as jax wants of one run's states."""
+    return f"offrl_algorithm_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]}"
+
+
 def load(name_or_path: str) -> Algorithm:
     """The algorithm of that name, or the one in that .py file.
 
@@ -188,21 +199,19 @@ def load(name_or_path: str) -> Algorithm:
         path = Path(name_or_path).expanduser().resolve()
         if not path.is_file():
             raise UserError(f"algo={name_or_path}: no such file; give the path of an algorithm file")
-        # one module per path and content: the file again is the same classes, as jax wants of one run's states
-        digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
-        module_name = f"offrl_algorithm_{digest}"
-        if module_name in sys.modules:
-            module = sys.modules[module_name]
+        module_id = module_name(path)
+        if module_id in sys.modules:
+            module = sys.modules[module_id]
         else:
-            module_spec = importlib.util.spec_from_file_location(module_name, path)
+            module_spec = importlib.util.spec_from_file_location(module_id, path)
             assert module_spec is not None
             assert module_spec.loader is not None
             module = importlib.util.module_from_spec(module_spec)
-            sys.modules[module_name] = module  # dataclasses look their module up there
+            sys.modules[module_id] = module  # dataclasses look their module up there
             try:
                 module_spec.loader.exec_module(module)
             except Exception as error:
-                del sys.modules[module_name]
+                del sys.modules[module_id]
                 if isinstance(error, SyntaxError | ImportError):
                     raise UserError(f"algo={name_or_path}: cannot be imported: {error}") from error
                 raise

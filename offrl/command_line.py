@@ -10,6 +10,9 @@ from typing import NamedTuple
 from rich.console import Console
 
 from offrl.errors import UserError, nearest
+from offrl.runs.trust import trust_runs
+
+TRUST = {"trust": "true: execute what run.json names: an algorithm file, an environment's module (default: false)"}
 
 
 class Arguments(NamedTuple):
@@ -30,9 +33,12 @@ def parse(
 ) -> Arguments:
     """Paths, the options that were given (as text), and whether JSON is wanted. `--help` prints all of it.
 
+    `trust=true`, which every one of these commands takes, is put into effect here.
+
     Raises:
         UserError: an unknown option, or no path.
     """
+    options = {**options, **TRUST}
     parser = argparse.ArgumentParser(
         prog=f"python -m offrl.{command}",
         usage=f"%(prog)s {what}... [KEY=VALUE]... [--json]",
@@ -54,6 +60,10 @@ def parse(
             raise UserError(f"{argument}: no such option; {nearest(name, options)}")
         else:
             given[name] = value
+    trust = given.pop("trust", "false")
+    if trust not in ("true", "false"):
+        raise UserError(f"trust={trust}: must be true or false")
+    trust_runs(trust == "true")
     if not paths and not optional:
         raise UserError(f"no {what.lower()} given; name one or more: {meaning}")
     return Arguments(paths, given, parsed.json)

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 from tiny_environments import episode_length
 
+import offrl.algorithm
 from offrl import statistics
 from offrl.data.transforms import STANDARDIZE, unit_box
 from offrl.errors import UserError
@@ -37,6 +38,7 @@ GAINS = {10: [0.1, 0.2], 20: [0.3, 0.4], 30: [0.5, 0.6]}
 ALGORITHM = """
 from typing import Any
 import flax, jax, jax.numpy as jnp
+import offrl.algorithm
 from offrl.algorithm import option
 from offrl.learning.policies import Policy
 
@@ -70,6 +72,7 @@ def make_run(path: Path, **dataset) -> Path:
     """A run of two members whose checkpoints hold the gains above."""
     path.mkdir(parents=True)
     (path / "linear.py").write_text(ALGORITHM)
+    offrl.algorithm.load(str(path / "linear.py"))  # named by the user of this process, and so trusted
     transforms = [
         unit_box(np.full(2, -2.0), np.full(2, 2.0)),
         {"name": STANDARDIZE, "mean": [0.5, 1.0], "std": [2.0, 3.0], "epsilon": 0.0},
@@ -451,7 +454,7 @@ def test_the_command(run):
     """As a user types it; with it, that a worker of a command that imports jax does not."""
     change(run, env_kwargs={"forbid_jax": True, "success": True})
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OFFRL_CACHE": str(run / "cache")}
-    command = [sys.executable, "-m", "offrl.evaluate", str(run), "episodes=3", "workers=1"]
+    command = [sys.executable, "-m", "offrl.evaluate", str(run), "episodes=3", "workers=1", "trust=true"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     (answer,) = json.loads(done.stdout)

@@ -26,6 +26,7 @@ from offrl.playing.memory import RememberingPolicies
 from offrl.playing.returns import Episodes, Request, oracle_rows, read_returns, write_returns
 from offrl.playing.simulators import Simulators
 from offrl.runs.run import Run
+from offrl.runs.trust import environment_of
 
 EPISODES_AT_ONCE = 32
 SIMULATORS_AT_ONCE = 128
@@ -109,7 +110,8 @@ def evaluate_run(
     run = Run.open(run_path)
     console = console or Console(stderr=True)
     protocol, dataset = run.info["protocol"], run.info["dataset"]
-    env = env or dataset["env_id"]
+    if env is None and dataset["env_id"] is not None:
+        env = environment_of(run.path, dataset["env_id"])
     if env is None:
         raise UserError(f"{run.path}: this run has no environment (env=null); name one with env=ID, e.g. env=Hopper-v5")
     request = Request(

@@ -30,6 +30,7 @@ from offrl.playing.evaluation import check_spaces, deployed_policies
 from offrl.playing.simulators import Simulators
 from offrl.protocol.dynamics_report import ROWS_AT_ONCE, ensemble_of, split, steps_of
 from offrl.runs.run import Run
+from offrl.runs.trust import environment_of
 
 RESAMPLES = 200
 COLUMNS = ["algorithm", "dataset", "fingerprint", "member", "seed", "step", "states", "rows", "penalty", "error",
@@ -52,7 +53,7 @@ def visit(run: Run, member: int, step: int, episodes: int, console: Console) -> 
     dataset, protocol = run.info["dataset"], run.info["protocol"]
     if dataset["env_id"] is None:
         raise UserError(f"{run.path}: this run has no environment (env=null); the true error needs one")
-    simulators = Simulators(dataset["env_id"], dataset["env_kwargs"], episodes)
+    simulators = Simulators(environment_of(run.path, dataset["env_id"]), dataset["env_kwargs"], episodes)
     check_spaces(run, simulators, console)
     act, states = deployed_policies(run, simulators), jax.device_put(run.restore(step))
     parts: list[tuple[np.ndarray, ...]] = []

@@ -19,6 +19,7 @@ from offrl.errors import UserError
 from offrl.learning.policies import Policy
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.configuration import member_configs
+from offrl.runs.trust import algorithm_of
 
 DESCRIPTION = {"algorithm", "spec", "phases", "protocol", "identity", "dataset", "members", "finished"}
 METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds"]
@@ -94,7 +95,11 @@ class Run:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        return offrl.algorithm.load(self.info["algorithm"]["file"] or self.info["algorithm"]["name"])
+        """
+        Raises:
+            UserError: it is a file of somebody else's, and the user has not said trust=true.
+        """
+        return offrl.algorithm.load(algorithm_of(self.path, self.info["algorithm"]))
 
     @cached_property
     def spec(self) -> Spec:

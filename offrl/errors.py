@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# what the place is to blame for, not the program
+PLACE = {
+    getattr(errno, name)
+    for name in (
+        "EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR", "EEXIST", "ENAMETOOLONG", "ELOOP"
+    )
+}  # fmt: skip
 
 
 class UserError(Exception):
@@ -18,12 +30,39 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     return f"did you mean {', '.join(close)}?" if close else f"choose from {', '.join(known)}"
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Gives an error of the system while `path` is written its name, which a full disk's, for one, lacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in PLACE and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def about_place(error: OSError) -> str | None:
+    """The line for the user where the place of a file is to blame, such as a full disk; None for other errors."""
+    if error.errno not in PLACE or error.filename is None:
+        return None
+    return f"{os.fsdecode(error.filename)}: {str(error.strerror).lower()}; choose another place, or mend this one"
+
+
 def run_command(command: Callable[[], object]) -> None:
-    """Run a command line's main function; a `UserError` becomes one line on stderr and exit status 2."""
+    """Run a command line's main function; a `UserError` becomes one line on stderr and exit status 2.
+
+    So does a place where nothing can be written: a full disk, a folder without permission, a name that is taken.
+    """
     try:
         command()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        line = about_place(error)
+        if line is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

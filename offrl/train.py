@@ -36,7 +36,7 @@ from offrl.data.checks import check_environment
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import preprocess
 from offrl.datasets.recipes import RECIPES
-from offrl.errors import UserError, run_command
+from offrl.errors import UserError, run_command, writing
 from offrl.learning.population import NEVER, Population
 from offrl.playing import simulators
 from offrl.runs import configuration
@@ -442,8 +442,9 @@ def optimise(run: Run, population: Population, tracker: Tracker) -> None:
                 for name, array in values.items()
                 if np.isfinite(array[i])
             ]
-            pd.DataFrame(rows, columns=METRIC_COLUMNS).to_csv(table, header=False, index=False)
-            table.flush()
+            with writing(run.path / "metrics.csv"):
+                pd.DataFrame(rows, columns=METRIC_COLUMNS).to_csv(table, header=False, index=False)
+                table.flush()
             tracker.log(step, {f"member{row[2]}/{row[4]}": float(row[5]) for row in rows})
             healthy = [i for i, member in enumerate(run.members) if member["diverged_at"] is None]
             losses = {

@@ -6,7 +6,13 @@ It would read a changed byte without a word: a checksum of the arrays goes with 
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from offrl.errors import UserError
+from offrl.errors import UserError, writing
 
 
 def checksum(tree: Any) -> int:
@@ -38,14 +44,36 @@ class Checkpoints:
 
     def save(self, step: int, tree: Any) -> None:
         """Write in the background; `finish` or the next `save` waits for it."""
-        self.checkpointer.save(self.folder / str(step), tree, force=True, custom_metadata={"crc32": checksum(tree)})
+        with self._writing():
+            self.check_space(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree)))
+            self.checkpointer.save(self.folder / str(step), tree, force=True, custom_metadata={"crc32": checksum(tree)})
+
+    def check_space(self, size: int) -> None:
+        """Told before Orbax begins: its threads would print a page of tracebacks about the disk that they fill."""
+        disk = shutil.disk_usage(next(folder for folder in (self.folder, *self.folder.parents) if folder.exists()))
+        if disk.total and disk.free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def checksum(self, step: int) -> int | None:
         """CRC-32 of the arrays saved at `step`, as written down with them."""
         return (self.checkpointer.metadata(self.folder / str(step)).custom_metadata or {}).get("crc32")
 
     def finish(self) -> None:
-        self.checkpointer.wait_until_finished()
+        with self._writing():
+            self.checkpointer.wait_until_finished()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The system's errors as such: Orbax's storage makes ValueErrors of them, with their number in the text."""
+        try:
+            with writing(self.folder):
+                yield
+        except ValueError as error:
+            found = re.search(r"os_error_code='(\d+)'", str(error))
+            if found is None:
+                raise
+            code = int(found[1])
+            raise OSError(code, os.strerror(code), str(self.folder)) from error
 
     def restore(self, step: int, like: Any) -> Any:
         """The tree saved at `step`, as numpy arrays.

@@ -15,7 +15,7 @@ import pandas as pd
 import offrl.algorithm
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.transforms import actions_from_unit_box, transform_observations
-from offrl.errors import UserError
+from offrl.errors import UserError, writing
 from offrl.learning.policies import Policy
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.configuration import member_configs
@@ -28,8 +28,9 @@ METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds
 def write_whole(path: Path, text: str) -> None:
     """Write beside `path` and rename: a kill leaves the old file or the new one, never a half."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    part.replace(path)
+    with writing(path):
+        part.write_text(text)
+        part.replace(path)
 
 
 def differing_names(options: Sequence[dict[str, Any]]) -> list[str]:

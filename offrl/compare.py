@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from offrl import command_line
+from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.protocol import reproduce
 from offrl.protocol.compare import compare
@@ -40,6 +40,7 @@ def main() -> None:
             "the name of a table",
             optional=True,
         )
+        devices.set_up()
         if "algo" not in parsed.options:
             raise UserError("no algo given; name the algorithm to compare: algo=path/to/new.py")
         new = parsed.options["algo"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from offrl import command_line
+from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.protocol import reproduce
 from offrl.reporting.published_table import finish
@@ -26,6 +26,7 @@ def main() -> None:
             "TABLE",
             "the name of a table",
         )
+        devices.set_up()
         seeds = command_line.whole_number("seeds", parsed.options["seeds"]) if "seeds" in parsed.options else None
         plan = reproduce.make_plan(" ".join(map(str, parsed.paths)), parsed.options, seeds)
         console = command_line.page(stderr=parsed.json)

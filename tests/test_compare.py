@@ -16,7 +16,7 @@ from offrl import statistics
 from offrl.errors import UserError
 from offrl.protocol import compare, reproduce, scores
 from offrl.reporting.comparison import draw
-from offrl.train import identity_of
+from offrl.runs.identity import identity_of
 
 MANY = [f"builtin:env{i}/medium" for i in range(6)]
 

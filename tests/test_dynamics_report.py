@@ -13,7 +13,6 @@ from test_dynamics import LEARNER, NOISE, learned, linear_system, stacked
 from tiny_environments import episode_length
 
 import offrl.data
-from offrl import train
 from offrl.algorithm import Spec
 from offrl.algorithms import mopo
 from offrl.errors import UserError
@@ -23,6 +22,7 @@ from offrl.protocol import dynamics_report, penalty_study
 from offrl.reporting import dynamics as written
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.configuration import option_defaults
+from offrl.runs.description import describe
 from offrl.runs.run import Run
 
 ENV = "tiny_environments:Tiny-v0"
@@ -123,7 +123,7 @@ def run(tmp_path: Path) -> Run:
         "spec": spec._asdict(),
         "protocol": {"evaluation_seed": 3, "validation_fraction": 0.25, "split_seed": 0},
         "identity": {"data": {"columns": {}, "clip_actions": False, "steps": None}},
-        "dataset": train.describe(data, train_part, ENV, {}, []),
+        "dataset": describe(data, train_part, ENV, {}, []),
         "members": [{"member": 0, "seed": 0, "values": {}, "diverged_at": None}],
         "finished": True,
     }

@@ -23,7 +23,7 @@ from offrl.protocol import published, reproduce, scores
 from offrl.protocol.reproduce import Plan
 from offrl.reporting import published_table
 from offrl.runs import configuration
-from offrl.train import identity_of
+from offrl.runs.identity import identity_of
 
 MEDIUM, REPLAY = "d4rl:hopper-medium-v2", "d4rl:hopper-medium-replay-v2"
 TABLE = {"summary": "a tiny one", "datasets": [MEDIUM, REPLAY], "algorithms": ["bc"], "seeds": 2, "protocol": "smoke"}

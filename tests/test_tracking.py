@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 from made_runs import make_run, make_selection
 
 from offrl.playing.returns import read_returns
+from offrl.reporting import report
 from offrl.runs.tracking import Tracker
 
 EACH = {i: {10: [20.0, 40.0], 20: [100.0, 140.0], 30: [60.0, 60.0]} for i in range(2)}
@@ -59,7 +61,7 @@ def test_the_reports_tables_and_media_are_logged_at_the_end(wandb, tmp_path):
     (run.path / "summary.png").write_bytes(b"picture")
     tracker = Tracker("offline", "offrl", run.path, {}, run.info)
     tracker.log(30, {"member0/loss": 1.0})
-    tracker.finish(read_returns(run), run.path / "summary.png")
+    tracker.finish(read_returns(run), run.path / "summary.png", partial(report.make, [run.path]))
     logged = wandb.run.logged
     assert len(logged["evaluation"]) == 12
     scores = pd.DataFrame(logged["scores"]).set_index("kind")["estimate"]
@@ -81,7 +83,9 @@ def test_a_run_without_an_environment_has_no_tables(wandb, tmp_path):
 def test_a_report_that_cannot_be_made_leaves_the_rest(wandb, tmp_path, capsys):
     run = make_run(tmp_path / "run", EACH)
     (make_selection(tmp_path / "selection", [(run, 0, 20, 1.0)]) / "selection.json").write_text("{")
-    Tracker("offline", "offrl", run.path, {}, run.info).finish(read_returns(run))
+    Tracker("offline", "offrl", run.path, {}, run.info).finish(
+        read_returns(run), report=partial(report.make, [run.path])
+    )
     assert set(wandb.run.logged) == {"evaluation"}
     assert wandb.run.finished
     assert "no report in wandb" in capsys.readouterr().err
@@ -104,7 +108,7 @@ def test_an_offline_run_of_the_real_thing_is_written_to_the_run(tmp_path, capsys
     run = make_run(tmp_path / "run", EACH)
     tracker = Tracker("offline", "offrl", run.path, {"seed": 0}, run.info)
     tracker.log(30, {"member0/loss": 1.0})
-    tracker.finish(read_returns(run))
+    tracker.finish(read_returns(run), report=partial(report.make, [run.path]))
     assert "warning" not in capsys.readouterr().err
     assert list(run.path.glob("wandb/offline-run-*/run-*.wandb"))
     media = [file.name for file in run.path.glob("wandb/offline-run-*/files/media/**/*") if file.is_file()]

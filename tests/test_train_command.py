@@ -21,6 +21,7 @@ from offrl.errors import UserError
 from offrl.protocol import scores
 from offrl.runs import configuration
 from offrl.runs.checkpoints import Checkpoints
+from offrl.runs.folder import LOCK
 from offrl.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -381,7 +382,7 @@ def test_a_folder_that_holds_other_files_is_not_touched(command, log, tmp_path, 
 def test_only_one_process_trains_in_a_folder(run, command, log):
     made = run(run_dir="run")
     interrupt(made, 20)
-    with filelock.FileLock(made.path / train.LOCK):
+    with filelock.FileLock(made.path / LOCK):
         status, _, err = command(LINEAR, log, *SHORT, f"run_dir={made.path}")
     assert status == 2
     assert "another process is training in it" in err[-1]

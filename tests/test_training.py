@@ -8,9 +8,9 @@ import pytest
 from plain import random_dataset
 
 import offrl.algorithm
-from offrl import train
 from offrl.algorithm import Phase, Spec
 from offrl.learning.population import NEVER, Population
+from offrl.runs.training import schedule
 
 TOYS = Path(__file__).parent / "toys"
 SPEC = Spec(observation_dim=3, action_dim=2, updates=60)
@@ -118,7 +118,7 @@ def test_the_beginning_of_a_phase_runs_once_for_every_healthy_member_with_draws_
 
 
 def cut(phases: tuple[Phase, ...], **protocol) -> list[tuple[str, int, int, bool]]:
-    return [(phase.name, *rest) for phase, *rest in train.schedule(phases, protocol)]
+    return [(phase.name, *rest) for phase, *rest in schedule(phases, protocol)]
 
 
 def test_the_schedule_stops_at_every_report_checkpoint_and_end_of_a_phase():

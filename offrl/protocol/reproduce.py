@@ -23,10 +23,10 @@ from rich.console import Console
 import offrl.algorithm
 import offrl.data
 import offrl.data.d4rl
-import offrl.train
 from offrl.errors import UserError, nearest
 from offrl.protocol import scores
 from offrl.runs import configuration
+from offrl.runs.identity import differences, identity_of
 from offrl.runs.run import Run
 
 OPTIONS = {
@@ -78,8 +78,8 @@ class Plan(NamedTuple):
         found = self._found(dataset, algorithm)
         if found is None:
             return ""
-        expected = offrl.train.identity_of(*self.command(dataset, [algorithm]))
-        differing = offrl.train.differences(found.info["identity"], expected)
+        expected = identity_of(*self.command(dataset, [algorithm]))
+        differing = differences(found.info["identity"], expected)
         if not differing:
             return ""
         return f"{found.path} holds another run ({'; '.join(differing[:3])}); move it away and run this again"

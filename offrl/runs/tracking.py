@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ class Tracker:
 
     def __init__(self, mode: str, project: str, run_dir: Path, config: dict[str, Any], info: dict[str, Any]):
         self.run: Any = None
-        self.run_dir = run_dir
         if mode == "off":
             return
         dataset, algorithm = info["dataset"]["name"], info["algorithm"]["name"]
@@ -65,8 +65,17 @@ class Tracker:
         except Exception as error:
             self._failed(error)
 
-    def finish(self, table: Any = None, picture: Path | None = None) -> None:
-        """Log the evaluation's table (a DataFrame) and picture, and the run's report: its scores, pictures and page."""
+    def finish(
+        self,
+        table: Any = None,
+        picture: Path | None = None,
+        report: Callable[[Path], dict[str, Any]] | None = None,
+    ) -> None:
+        """Log the evaluation's table (a DataFrame) and picture, and the run's report: its scores, pictures and page.
+
+        Args:
+            report: writes the page to the path that it is given, and returns its `scores` and `pictures`.
+        """
         if self.run is None:
             return
         try:
@@ -74,24 +83,23 @@ class Tracker:
 
             if table is not None:
                 self.run.log({"evaluation": wandb.Table(dataframe=table)})
-                self._log_report()
+                if report is not None:
+                    self._log_report(report)
             if picture is not None and picture.exists():
                 self.run.log({"summary": wandb.Image(str(picture))})
             self.run.finish()
         except Exception as error:
             self._failed(error)
 
-    def _log_report(self) -> None:
-        """Log what `offrl.report` makes of the run: the table of scores, each picture, and the page."""
+    def _log_report(self, report: Callable[[Path], dict[str, Any]]) -> None:
+        """Log what offrl.report makes of the run: the table of scores, each picture, and the page."""
         import pandas as pd
         import wandb
-
-        from offrl.reporting import report  # here: it draws, which would delay the first update
 
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "report.html"
             try:
-                found = report.make([self.run_dir], page)
+                found = report(page)
             except UserError as error:
                 print(f"warning: no report in wandb ({error})", file=sys.stderr)
                 return

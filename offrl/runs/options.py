@@ -1,0 +1,80 @@
+"""Checks of the options outside `algo`, and the dataset that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import offrl.data
+from offrl.data.dataset import Dataset
+from offrl.errors import UserError
+from offrl.runs import configuration
+from offrl.runs.tracking import check_mode
+
+
+def check_options(config: dict[str, Any]) -> None:
+    """Refuses values of the wrong kind among the options outside `algo`, before anything is loaded."""
+    data, env, protocol = config["data"], config.get("env") or {}, config["protocol"]
+    minimum = {
+        "updates": 1,
+        "checkpoint_every": 1,
+        "log_every": 1,
+        "episodes": 0,
+        "evaluation_seed": 0,
+        "split_seed": 0,
+    }
+    for name, least in minimum.items():
+        if type(protocol[name]) is not int or protocol[name] < least:
+            raise UserError(f"protocol.{name}={protocol[name]}: must be a whole number, {least} or more")
+    fraction = protocol["validation_fraction"]
+    if type(fraction) not in (int, float) or not 0 <= fraction < 1:
+        raise UserError(f"protocol.validation_fraction={fraction}: must be from 0 to below 1")
+    for name in ("resume", "tuned", "data.clip_actions"):
+        value = data["clip_actions"] if name.startswith("data.") else config[name]
+        if not isinstance(value, bool):
+            raise UserError(f"{name}={value}: must be true or false")
+    texts = {name: config[name] for name in ("runs", "wandb_project")}
+    optional = {"dataset": config["dataset"], "run_dir": config["run_dir"], "env.id": env.get("id")}
+    texts |= {name: value for name, value in optional.items() if value is not None}
+    for name, value in texts.items():
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{name}={value}: must be text")
+    if data["steps"] is not None and (type(data["steps"]) is not int or data["steps"] < 1):
+        raise UserError(f"data.steps={data['steps']}: must be a whole number, 1 or more, or null")
+    for name, value in {"data.columns": data["columns"], "env.kwargs": env.get("kwargs", {})}.items():
+        if not isinstance(value, dict):
+            raise UserError(f"{name}={value}: must be a mapping, such as {name}.NAME=VALUE makes")
+    check_mode(config["wandb"])
+
+
+def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Dataset, str | None, dict[str, Any]]:
+    """The dataset that the configuration names, its environment's id (None: no simulator), and that one's kwargs.
+
+    `recipes`: the names of built-in datasets of a built-in environment, such as "medium".
+    """
+    env, name = config.get("env"), config["dataset"]
+    name = name or (env or {}).get("dataset")
+    if name is None:
+        raise UserError(
+            "dataset=null: nothing to train on; give env=hopper, or dataset=minari:ID, d4rl:NAME, file:PATH"
+        )
+    environments = [item for item in configuration.choices("env") if item != "from_dataset"]
+    short = config["env_name"]
+    # the name of a recipe is that also where a file happens to be called so
+    if ":" not in name and ((short in environments and name in recipes) or not Path(name).exists()):
+        if short not in environments:
+            raise UserError(
+                f"dataset={name}: no such file, and a short name needs a built-in env={'|'.join(environments)}; "
+                f"other datasets are builtin:ENV/NAME, minari:ID, d4rl:NAME, file:PATH"
+            )
+        name = f"builtin:{short}/{name}"
+    data = config["data"]
+    # the environment, where one is named, knows what a log does not say: its action box and its time limit
+    named = {"env_id": env["id"], "env_kwargs": env["kwargs"]} if env and env["id"] else {}
+    dataset = offrl.data.load(
+        name, steps=data["steps"], columns=data["columns"] or None, clip_actions=data["clip_actions"], **named
+    )
+    if env is None:
+        return dataset, None, {}
+    return dataset, dataset.env_id, dataset.env_kwargs

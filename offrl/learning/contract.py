@@ -7,18 +7,15 @@ numbers that stay finite. Whether the algorithm learns is for tests of its own.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import offrl.algorithm
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import preprocess
-from offrl.errors import UserError, run_command
 from offrl.learning.policies import Policy
 from offrl.learning.population import Population
 
@@ -28,7 +25,6 @@ SEEDS = (0, 1)
 # members beside each other are other matrix products: what rounding makes of a few steps of Adam, in which the
 # sign of a gradient that is nearly 0 decides
 MEMBER_TOLERANCE = 5e-3
-USAGE = "usage: python -m offrl.check algo=NAME|path/to/new.py"
 
 
 def random_dataset(episodes: int = 8, seed: int = 0) -> Dataset:
@@ -240,28 +236,3 @@ def differences(ours: Any, theirs: Any, tolerance: float, what: str) -> list[str
         if not (gap <= tolerance).all():
             found.append(f"{what} {jax.tree_util.keystr(path)} (by {gap.max():.2g})")
     return found[:3]
-
-
-def command() -> None:
-    arguments = sys.argv[1:]
-    if any(argument in ("-h", "--help") for argument in arguments):
-        print(f"{USAGE}\n\n{__doc__}")
-        return
-    if len(arguments) != 1 or not arguments[0].removeprefix("algo="):
-        raise UserError(USAGE)
-    algorithm = offrl.algorithm.load(arguments[0].removeprefix("algo="))
-    found = problems(algorithm)
-    for problem in found:
-        print(problem)
-    if found:
-        sys.exit(1)
-    phases = ", ".join(phase.name for phase in algorithm.phases(small_config(algorithm)))
-    print(f"{algorithm.name} keeps the contract ({len(algorithm.options())} options; phases: {phases})")
-
-
-def main() -> None:
-    run_command(command)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from offrl.algorithm import Metrics, Phase, option
 from offrl.data.transforms import Preprocessing
 from offrl.learning import model_based, soft_actor_critic
-from offrl.learning.dynamics import ModelData, Steps
 from offrl.learning.model_based import (
     ModelBasedConfig,
     State,
@@ -36,6 +35,8 @@ from offrl.learning.model_based import (
     real_rows,
     roll_out,
 )
+from offrl.learning.models.dynamics import ModelData
+from offrl.learning.models.rollouts import Steps
 from offrl.learning.soft_actor_critic import Learner
 
 __all__ = ["Config", "init", "phases", "policy", "prepare"]

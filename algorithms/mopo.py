@@ -8,7 +8,7 @@ differ: a weight tuned for one is wrong for another.
 
 Defaults are those of OfflineRL-Kit, with its most common rollout length, 5. Deviations: the termination of a rollout
 is learned, where all published code is told the task's rule (`terminations=assisted:hopper` tells it); the step
-size's cosine falls with every update instead of every 1,000; and those of `offrl.dynamics`. unifloral's rollouts go on
+size's cosine falls with every update instead of every 1,000; and those of `offrl.learning.models`. unifloral's rollouts go on
 behind predicted terminations; here they stop. Penalty 0 with real ratio 1 is soft actor-critic on the data.
 """
 
@@ -19,8 +19,7 @@ import jax
 
 from offrl.algorithm import Metrics, Phase, option
 from offrl.data.transforms import Preprocessing
-from offrl.learning import dynamics, soft_actor_critic
-from offrl.learning.dynamics import PENALTIES, Model, ModelData, Steps
+from offrl.learning import soft_actor_critic
 from offrl.learning.model_based import (
     ModelBasedConfig,
     State,
@@ -34,6 +33,10 @@ from offrl.learning.model_based import (
     progress,
     roll_out,
 )
+from offrl.learning.models import dynamics
+from offrl.learning.models.dynamics import ModelData
+from offrl.learning.models.penalties import PENALTIES
+from offrl.learning.models.rollouts import Model, Steps
 
 __all__ = ["Config", "init", "phases", "policy", "prepare"]
 

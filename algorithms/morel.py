@@ -19,8 +19,7 @@ import jax.numpy as jnp
 
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.transforms import Preprocessing
-from offrl.learning import dynamics, model_based, soft_actor_critic
-from offrl.learning.dynamics import Ensemble, Model, ModelData, Steps
+from offrl.learning import model_based, soft_actor_critic
 from offrl.learning.model_based import (
     ROLLOUTS_AT_ONCE,
     ModelBasedConfig,
@@ -33,6 +32,9 @@ from offrl.learning.model_based import (
     progress,
     roll_out,
 )
+from offrl.learning.models import dynamics, penalties
+from offrl.learning.models.dynamics import Ensemble, ModelData
+from offrl.learning.models.rollouts import Model, Steps
 
 __all__ = ["Config", "init", "phases", "policy", "prepare"]
 
@@ -63,7 +65,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
 
 def disagreement(ensemble: Ensemble, mean: jax.Array, log_var: jax.Array) -> jax.Array:
     """The largest distance between two elites' means, [n], from those of all members."""
-    return dynamics.max_pairwise(jax.random.key(0), mean[ensemble.elites], log_var[ensemble.elites])
+    return penalties.max_pairwise(jax.random.key(0), mean[ensemble.elites], log_var[ensemble.elites])
 
 
 def begin_policy(key: jax.Array, state: State, dataset: ModelData, config: Config) -> State:

@@ -27,8 +27,7 @@ import optax
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
-from offrl.learning import dynamics, model_based, soft_actor_critic
-from offrl.learning.dynamics import Ensemble, ModelData, Steps
+from offrl.learning import model_based, soft_actor_critic
 from offrl.learning.model_based import (
     ModelBasedConfig,
     advance,
@@ -40,6 +39,9 @@ from offrl.learning.model_based import (
     progress,
     roll_out,
 )
+from offrl.learning.models import dynamics
+from offrl.learning.models.dynamics import Ensemble, ModelData
+from offrl.learning.models.rollouts import Steps
 from offrl.learning.networks import gaussian_log_prob, tanh_gaussian_log_prob
 from offrl.learning.soft_actor_critic import Learner
 from offrl.learning.updates import adam_init, adam_step, sample_batch

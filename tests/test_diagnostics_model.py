@@ -8,7 +8,7 @@ import pytest
 from pools import linear, linear_quadratic, made_pool, made_run
 from test_diagnostics_evaluation import true_value
 
-from offrl.learning import dynamics
+from offrl.learning.models import dynamics
 from offrl.selection.diagnostics import evaluation, model
 from offrl.selection.diagnostics.evaluation import DISCOUNT
 

@@ -13,8 +13,9 @@ from offrl.data import Dataset
 from offrl.data.preprocessing import preprocess
 from offrl.data.transforms import Preprocessing
 from offrl.errors import UserError
-from offrl.learning import dynamics
-from offrl.learning.dynamics import DynamicsConfig, Steps
+from offrl.learning.models import dynamics, penalties, rollouts
+from offrl.learning.models.dynamics import DynamicsConfig
+from offrl.learning.models.rollouts import Steps
 
 KEY = jax.random.key(0)
 NOISE = np.array([0.05, 0.2])  # of the toy's two dimensions
@@ -162,7 +163,7 @@ def test_every_penalty_is_its_formula():
     random = np.random.default_rng(3)
     mean, std = random.normal(size=(4, 5, 3)), np.exp(random.normal(size=(4, 5, 3)))
     log_var = 2 * np.log(std)
-    expected = {name: np.zeros(5) for name in dynamics.PENALTIES}
+    expected = {name: np.zeros(5) for name in penalties.PENALTIES}
     for n in range(5):
         m, s = mean[:, n], std[:, n]
         expected["max_aleatoric"][n] = max(np.sqrt(np.sum(s[i] ** 2)) for i in range(4))
@@ -185,7 +186,7 @@ def test_every_penalty_is_its_formula():
     sample = mean[chosen, np.arange(5)] + std[chosen, np.arange(5)] * np.asarray(jax.random.normal(key_noise, (5, 3)))
     log_prob = np.sum(-0.5 * ((sample - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi), -1)
     expected["log_prob_spread"] = log_prob.std(0)
-    for name, penalty in dynamics.PENALTIES.items():
+    for name, penalty in penalties.PENALTIES.items():
         result = jax.jit(penalty)(KEY, jnp.asarray(mean, jnp.float32), jnp.asarray(log_var, jnp.float32))
         np.testing.assert_allclose(result, expected[name], rtol=1e-4, err_msg=name)
 
@@ -324,7 +325,7 @@ def test_rollouts_stop_at_terminations():
         return following, following[:, 0], (following[:, 0] >= 3).astype(jnp.float32)
 
     start = jnp.array([[0.0], [2.0], [1.0]])
-    rows, valid = jax.jit(lambda start: dynamics.rollout(KEY, start, lambda key, x: jnp.ones((3, 1)), model, 4))(start)
+    rows, valid = jax.jit(lambda start: rollouts.rollout(KEY, start, lambda key, x: jnp.ones((3, 1)), model, 4))(start)
     np.testing.assert_array_equal(np.asarray(valid).T, [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]])
     ends = np.asarray(rows.terminations * valid).T
     np.testing.assert_array_equal(ends, [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
@@ -345,8 +346,8 @@ def test_assisted_terminations_are_the_tasks_rules_in_raw_units():
 
 
 def test_the_buffer_keeps_the_newest_valid_rows():
-    buffer, kept = dynamics.init_buffer(5, Spec(1, 1, 1)), []
-    add = jax.jit(dynamics.add)
+    buffer, kept = rollouts.init_buffer(5, Spec(1, 1, 1)), []
+    add = jax.jit(rollouts.add)
     random = np.random.default_rng(0)
     for round in range(6):
         numbers, valid = np.arange(4) + 10.0 * round, random.uniform(size=4) < 0.7
@@ -355,6 +356,6 @@ def test_the_buffer_keeps_the_newest_valid_rows():
         buffer = add(buffer, Steps(column[:, None], column[:, None], column, column[:, None], column), valid)
         assert buffer.size == len(kept)
         assert sorted(np.asarray(buffer.rows.rewards)[: len(kept)]) == kept
-        drawn = dynamics.sample(jax.random.key(round), buffer, 200)
+        drawn = rollouts.sample(jax.random.key(round), buffer, 200)
         assert set(np.asarray(drawn.rewards)) == set(kept)
         np.testing.assert_array_equal(drawn.observations[:, 0], drawn.rewards)

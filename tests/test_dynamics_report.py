@@ -16,8 +16,8 @@ import offrl.data
 from offrl.algorithm import Spec
 from offrl.algorithms import mopo
 from offrl.errors import UserError
-from offrl.learning import dynamics
-from offrl.learning.dynamics import Steps
+from offrl.learning.models import dynamics, penalties
+from offrl.learning.models.rollouts import Steps
 from offrl.protocol import dynamics_report, penalty_study
 from offrl.reporting import dynamics as written
 from offrl.runs.checkpoints import Checkpoints
@@ -150,7 +150,7 @@ def test_both_commands_write_their_tables_for_a_run(run: Run):
 
     study = written.study(run.path, episodes=3, console=QUIET)
     assert (run.path / "assisted" / "penalty_study.csv").exists()
-    assert set(study["penalty"]) == set(dynamics.PENALTIES)
+    assert set(study["penalty"]) == set(penalties.PENALTIES)
     assert study[study["states"] == "visited by the policy"]["rows"].iloc[0] == sum(
         min(episode_length(seed), 20) for seed in (3, 4, 5)
     )

@@ -11,8 +11,9 @@ from plain import mlp, random_batch, random_dataset, random_state, twin_q
 from offrl.algorithm import Spec
 from offrl.algorithms import combo, mobile, mopo, morel, rambo
 from offrl.errors import UserError
-from offrl.learning import dynamics, model_based, soft_actor_critic
-from offrl.learning.dynamics import Steps
+from offrl.learning import model_based, soft_actor_critic
+from offrl.learning.models import dynamics, penalties
+from offrl.learning.models.rollouts import Steps
 
 KEY = jax.random.key(0)
 SPEC = Spec(observation_dim=3, action_dim=2, updates=100)
@@ -220,7 +221,7 @@ def test_mopo_lowers_the_models_reward_by_the_penalty():
         free = config.replace(penalty_weight=0.0)
         plain = penalised(state, free)
         mean, log_var = dynamics.predict(state.ensemble, *batch[:2], config)
-        expected = plain[1] - weight * dynamics.PENALTIES[penalty](KEY, mean, log_var)
+        expected = plain[1] - weight * penalties.PENALTIES[penalty](KEY, mean, log_var)
         np.testing.assert_allclose(ours[1], expected, rtol=1e-4, atol=1e-5)
         equal(ours[0], plain[0])
 

@@ -20,8 +20,10 @@ import jax.numpy as jnp
 from offrl.algorithm import Metrics, Phase, Spec, option
 from offrl.data.dataset import Dataset
 from offrl.errors import UserError
-from offrl.learning import dynamics, soft_actor_critic
-from offrl.learning.dynamics import Act, Buffer, DynamicsConfig, Ensemble, Model, ModelData, Steps
+from offrl.learning import soft_actor_critic
+from offrl.learning.models import dynamics, rollouts
+from offrl.learning.models.dynamics import DynamicsConfig, Ensemble, ModelData
+from offrl.learning.models.rollouts import Act, Buffer, Model, Steps
 from offrl.learning.soft_actor_critic import Learner, SoftActorCriticConfig
 
 ROLLOUTS_AT_ONCE = 5_000
@@ -59,7 +61,7 @@ def real_rows(config: ModelBasedConfig) -> int:
 
 
 def prepare(dataset: Dataset, config: ModelBasedConfig) -> ModelData:
-    """See `offrl.learning.dynamics.prepare`."""
+    """See `offrl.learning.models.dynamics.prepare`."""
     if not 0 <= config.real_ratio <= 1:
         raise UserError(f"algo.real_ratio={config.real_ratio}: must be from 0 to 1")
     return dynamics.prepare(dataset, config)
@@ -77,7 +79,7 @@ def init_parts(key: jax.Array, config: ModelBasedConfig, spec: Spec) -> dict[str
         "updates": jnp.asarray(spec.updates, jnp.int32),
         "ensemble": dynamics.init_ensemble(key_ensemble, config, spec),
         "learner": soft_actor_critic.init(key_learner, config, spec),
-        "buffer": dynamics.init_buffer(capacity, spec),
+        "buffer": rollouts.init_buffer(capacity, spec),
     }
 
 
@@ -128,9 +130,9 @@ def roll_out(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedC
     def chunk(i: jax.Array, buffer: Buffer) -> Buffer:
         key_start, key_rollout = jax.random.split(jax.random.fold_in(key, i))
         start = observations[jax.random.randint(key_start, (size,), 0, len(observations))]
-        rows, valid = dynamics.rollout(key_rollout, start, act, model, config.rollout_length)
+        rows, valid = rollouts.rollout(key_rollout, start, act, model, config.rollout_length)
         flat = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:]), rows)
-        return dynamics.add(buffer, flat, valid.reshape(-1))
+        return rollouts.add(buffer, flat, valid.reshape(-1))
 
     due = state.policy_step % config.rollout_every == 0
     # a loop of no turns where they are not: under `vmap`, `cond` would roll out in every update
@@ -142,7 +144,7 @@ def mixed_batch(key: jax.Array, state: Any, dataset: ModelData, config: ModelBas
     key_real, key_model = jax.random.split(key)
     count, total = real_rows(config), dataset.transitions.rewards.shape[0]
     real = dynamics.rows_of(dataset.transitions, jax.random.randint(key_real, (count,), 0, total))
-    imagined = dynamics.sample(key_model, state.buffer, config.batch_size - count)
+    imagined = rollouts.sample(key_model, state.buffer, config.batch_size - count)
     return jax.tree.map(lambda *columns: jnp.concatenate(columns), real, imagined)
 
 

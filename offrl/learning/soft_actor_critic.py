@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from offrl.algorithm import Metrics, Spec, option
-from offrl.learning.dynamics import Steps
+from offrl.learning.models.rollouts import Steps
 from offrl.learning.networks import (
     Critic,
     TanhGaussianActor,

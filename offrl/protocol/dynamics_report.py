@@ -24,8 +24,9 @@ import offrl
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import apply_transforms
 from offrl.errors import UserError
-from offrl.learning import dynamics
-from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps
+from offrl.learning.models import dynamics
+from offrl.learning.models.dynamics import DynamicsConfig, Ensemble
+from offrl.learning.models.rollouts import Steps
 from offrl.learning.networks import gaussian_log_prob
 from offrl.runs.run import Run
 from offrl.selection.pool import held_out_episodes, load_dataset

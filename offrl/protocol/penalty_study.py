@@ -1,6 +1,6 @@
 """*Assisted*: do a run's penalties know where its model is wrong?
 
-Steps the run's environment with the deployed policy and compares every penalty of `offrl.dynamics` at the states and
+Steps the run's environment with the deployed policy and compares every penalty of `offrl.learning.models` at the states and
 actions it visits with the model's true error there; and, for contrast, on the data's unseen episodes, where penalties
 are usually tuned. For study only: nothing that chooses a policy may see it.
 
@@ -23,8 +23,10 @@ from scipy.stats import rankdata
 import offrl
 from offrl.data.transforms import actions_to_unit_box, transform_observations, transform_rewards
 from offrl.errors import UserError
-from offrl.learning import dynamics
-from offrl.learning.dynamics import DynamicsConfig, Ensemble, Steps
+from offrl.learning.models import dynamics
+from offrl.learning.models.dynamics import DynamicsConfig, Ensemble
+from offrl.learning.models.penalties import PENALTIES
+from offrl.learning.models.rollouts import Steps
 from offrl.learning.networks import gaussian_log_prob
 from offrl.playing.evaluation import check_spaces, deployed_policies
 from offrl.playing.simulators import Simulators
@@ -94,7 +96,7 @@ def measure(
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """Every penalty, and every error, [n] each."""
     mean, log_var = dynamics.predict(ensemble, *batch[:2], config)
-    penalties = {name: penalty(key, mean, log_var) for name, penalty in dynamics.PENALTIES.items()}
+    penalties = {name: penalty(key, mean, log_var) for name, penalty in PENALTIES.items()}
     truth, elite_mean = dynamics.targets_of(batch), mean[ensemble.elites]
     log_density = gaussian_log_prob(elite_mean, 0.5 * log_var[ensemble.elites], truth)
     return penalties, {

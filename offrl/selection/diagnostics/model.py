@@ -1,6 +1,6 @@
 """Rollouts of each policy in a learned model of the environment, and how unsure the model is along them.
 
-One ensemble per data set (`offrl.dynamics`), trained on the training episodes; terminations are learned too, and what
+One ensemble per data set (`offrl.learning.models`), trained on the training episodes; terminations are learned too, and what
 bounds observations and rewards is the range of the data: nothing is known but the data (the published code of MB-OPE,
 MOPO and TOReL is given termination functions, reset distributions or reward ranges). Each member rolls out by itself.
 An episode does not end or go on in the model, but goes on with a probability, by which its later rewards count.
@@ -9,7 +9,7 @@ All candidates start from the same states and see the same noise.
 - model_value, model_value_min: HORIZON steps from the first states of episodes, then the behaviour's value of where
   they lead (`evaluation.behaviour`); the mean and the lowest of the members.
 - model_advantage: the same for SHORT steps from held-out states, less the behaviour's value there.
-- penalty_NAME: mean over the same steps of a penalty of `learning.dynamics.PENALTIES`, over the 95th percentile that it
+- penalty_NAME: mean over the same steps of a penalty of `learning.models.penalties`, over the 95th percentile that it
   has on held-out rows: above 1 the model is less sure than on 95 % of the data.
 - torel: the regret bound by which TOReL selects (2505.22442), with the data's own range of rewards.
 """
@@ -28,8 +28,9 @@ from scipy.special import expit
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.preprocessing import preprocess
 from offrl.data.transforms import Preprocessing, observation_statistics
-from offrl.learning import dynamics
-from offrl.learning.dynamics import PENALTIES, DynamicsConfig, Ensemble
+from offrl.learning.models import dynamics
+from offrl.learning.models.dynamics import DynamicsConfig, Ensemble
+from offrl.learning.models.penalties import PENALTIES
 from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, quotients, spread
 from offrl.selection.diagnostics.evaluation import DISCOUNT, NO_HELD_OUT, NOT_FINITE, behaviour, values_of
 from offrl.selection.diagnostics.features import standardiser

@@ -1,4 +1,4 @@
-"""A learned model of the environment: an ensemble of probabilistic networks, rollouts in it, and a buffer for these.
+"""A learned model of the environment: an ensemble of probabilistic networks.
 
 Every member predicts a Gaussian over [change of the observation, reward] from standardised observation and action,
 and has a classifier of terminations beside it, which sees observation, action and next observation. Members are
@@ -12,7 +12,7 @@ falls by more than 1 %. What differs here, and why:
 - Hold-out data are whole episodes. Rows drawn at random have neighbours among the training rows, which hides
   overfitting. An even share of episodes rather than at most 1,000 rows, which could be a single episode.
 - Terminations are learned from the data (`terminations="learned"`). The published code is given each task's own
-  termination function; those are here as `assisted:...`, for comparisons only.
+  termination function; those are in `terminations.py` as `assisted:...`, for comparisons only.
 - Members see different batches, drawn independently, instead of batches of one fixed bootstrap sample each.
 - The bounds of the log-variances belong to each member; their regulariser is shared out over the members.
 - The data's terminal steps train the model with their true next observation, from `Dataset`; `d4rl.qlearning_dataset`
@@ -21,7 +21,6 @@ falls by more than 1 %. What differs here, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax
@@ -35,57 +34,15 @@ from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Dataset, Transitions
 from offrl.data.transforms import observation_statistics
 from offrl.errors import UserError
-from offrl.learning.networks import MLP, gaussian_log_prob
+from offrl.learning.models.rollouts import Steps
+from offrl.learning.models.terminations import ASSISTED_TERMINATIONS
+from offrl.learning.networks import MLP
 from offrl.learning.updates import adam_init, adam_step, copy
 
 LOG_VAR_BOUNDS = (-10.0, 0.5)  # where the learned bounds start
 BOUND_WEIGHT = 0.01
 IMPROVEMENT = 0.01  # share by which the hold-out error must fall for a new snapshot
 KERNEL_INIT = nn.initializers.variance_scaling(0.25, "fan_in", "normal")  # standard deviation 1 / (2 sqrt(fan in))
-
-
-class Steps(NamedTuple):
-    """Rows of steps, of the data or of the model; [..., dim] or [...]."""
-
-    observations: jax.Array
-    actions: jax.Array
-    rewards: jax.Array
-    next_observations: jax.Array
-    terminations: jax.Array
-
-
-Act = Callable[[jax.Array, jax.Array], jax.Array]
-"""(key, observations [n, ...]) -> actions [n, ...]."""
-Model = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
-"""(key, observations, actions) -> next observations, rewards, terminations (1 where the rollout stops)."""
-
-
-def _never(observations: jax.Array) -> jax.Array:
-    return jnp.zeros(observations.shape[:-1], bool)
-
-
-def _hopper(observations: jax.Array) -> jax.Array:
-    healthy = (observations[..., 0] > 0.7) & (jnp.abs(observations[..., 1]) < 0.2)
-    return ~(healthy & (jnp.abs(observations[..., 1:]) < 100).all(-1))
-
-
-def _walker2d(observations: jax.Array) -> jax.Array:
-    height, angle = observations[..., 0], observations[..., 1]
-    return ~((height > 0.8) & (height < 2.0) & (jnp.abs(angle) < 1.0))
-
-
-def _ant(observations: jax.Array) -> jax.Array:
-    height = observations[..., 0]
-    return ~(jnp.isfinite(observations).all(-1) & (height >= 0.2) & (height <= 1.0))
-
-
-ASSISTED_TERMINATIONS = {
-    "assisted:hopper": _hopper,
-    "assisted:walker2d": _walker2d,
-    "assisted:ant": _ant,
-    "assisted:halfcheetah": _never,
-}
-"""Gymnasium's own rules for the next observation, in raw units: knowledge that is not in the data."""
 
 
 @flax.struct.dataclass
@@ -439,130 +396,3 @@ def step(
     next_observations, rewards = observations + sample[:, :-1], sample[:, -1]
     ends = termination_probability(ensemble, observations, actions, next_observations, config) > 0.5
     return Prediction(next_observations, rewards, ends.astype(jnp.float32), mean, log_var)
-
-
-# Penalties: how unsure the members are, [n], from their means and log-variances [members, n, dim + 1]
-
-
-def max_aleatoric(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """The largest norm of a member's standard deviations, reward included (MOPO)."""
-    return jnp.linalg.norm(jnp.exp(0.5 * log_var), axis=-1).max(0)
-
-
-def max_mean_distance(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """The largest distance of a member's next observation from the members' mean ("pairwise-diff" in OfflineRL-Kit)."""
-    following = mean[..., :-1]
-    return jnp.linalg.norm(following - following.mean(0), axis=-1).max(0)
-
-
-def max_pairwise(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """The largest distance between two members' means, reward included (MOReL)."""
-    distances = [jnp.linalg.norm(mean[i] - mean[j], axis=-1) for i in range(len(mean)) for j in range(i + 1, len(mean))]
-    return jnp.stack(distances).max(0) if distances else jnp.zeros(mean.shape[1])
-
-
-def ensemble_std(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Root of the mean, over the observation's dimensions, of the variance of the members' means."""
-    return jnp.sqrt(mean[..., :-1].var(0).mean(-1))
-
-
-def mixture_std(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Norm of the standard deviations of the members' mixture: noise and disagreement together, reward included."""
-    return jnp.linalg.norm(jnp.sqrt(mean.var(0) + jnp.exp(log_var).mean(0)), axis=-1)
-
-
-def log_prob_spread(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Standard deviation over members of the log-probability of a sample of a random one, in nats."""
-    key_member, key_noise = jax.random.split(key)
-    n = mean.shape[1]
-    member, rows = jax.random.randint(key_member, (n,), 0, len(mean)), jnp.arange(n)
-    noise = jax.random.normal(key_noise, mean.shape[1:])
-    sample = mean[member, rows] + jnp.exp(0.5 * log_var[member, rows]) * noise
-    return gaussian_log_prob(mean, 0.5 * log_var, sample).std(0)
-
-
-def loo_kl(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Mean over members of KL(member | Gaussian with the moments of the others' mixture), in nats."""
-    others = len(mean) - 1
-    rest_mean = (mean.sum(0) - mean) / others
-    # the others' spread about their own mean, not the difference of second moments, which float32 would lose
-    centred = mean[None] - rest_mean[:, None]
-    not_self = 1.0 - jnp.eye(len(mean))[:, :, None, None]
-    rest_var = (not_self * (centred**2 + jnp.exp(log_var)[None])).sum(1) / others
-    kl = 0.5 * (jnp.log(rest_var) - log_var + (jnp.exp(log_var) + (mean - rest_mean) ** 2) / rest_var - 1)
-    return kl.sum(-1).mean(0)
-
-
-PENALTIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {
-    function.__name__: function
-    for function in (
-        max_aleatoric,
-        max_mean_distance,
-        max_pairwise,
-        ensemble_std,
-        mixture_std,
-        log_prob_spread,
-        loo_kl,
-    )
-}
-"""Name -> (key, mean, log_var) -> penalty [n]. The first three by the published code; the last two are from memory of
-"Revisiting design choices in offline model-based RL" (Lu et al. 2022): their exact form there was not checked."""
-
-
-# Rollouts
-
-
-def rollout(key: jax.Array, observations: jax.Array, act: Act, model: Model, length: int) -> tuple[Steps, jax.Array]:
-    """`length` steps in the model from [n] observations: rows [length, n, ...], and which are valid, bool [length, n].
-
-    A rollout's rows after its termination are not valid.
-    """
-
-    def one(carry: tuple[jax.Array, jax.Array], key: jax.Array) -> Any:
-        observations, alive = carry
-        key_act, key_model = jax.random.split(key)
-        actions = act(key_act, observations)
-        next_observations, rewards, terminations = model(key_model, observations, actions)
-        row = Steps(observations, actions, rewards, next_observations, terminations)
-        # one that has ended stands still, for what is computed of it there to stay finite
-        ended = ~alive | (terminations > 0)
-        return (jnp.where(ended[:, None], observations, next_observations), ~ended), (row, alive)
-
-    start = (observations, jnp.ones(observations.shape[0], bool))
-    _, (rows, valid) = jax.lax.scan(one, start, jax.random.split(key, length))
-    return rows, valid
-
-
-class Buffer(NamedTuple):
-    """A ring of rows on the device: the newest `size` of all that were added."""
-
-    rows: Steps
-    size: jax.Array
-    next: jax.Array
-    """Where the next row goes."""
-
-
-def init_buffer(capacity: int, spec: Spec) -> Buffer:
-    rows = Steps(
-        observations=jnp.zeros((capacity, spec.observation_dim)),
-        actions=jnp.zeros((capacity, spec.action_dim)),
-        rewards=jnp.zeros(capacity),
-        next_observations=jnp.zeros((capacity, spec.observation_dim)),
-        terminations=jnp.zeros(capacity),
-    )
-    return Buffer(rows, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-
-
-def add(buffer: Buffer, rows: Steps, valid: jax.Array) -> Buffer:
-    """The valid rows of [n], over the oldest ones; n is at most the capacity."""
-    capacity, count = buffer.rows.rewards.shape[0], valid.sum(dtype=jnp.int32)
-    places = (buffer.next + jnp.cumsum(valid, dtype=jnp.int32) - 1) % capacity
-    places = jnp.where(valid, places, capacity)  # outside: dropped
-    written = jax.tree.map(lambda kept, new: kept.at[places].set(new, mode="drop"), buffer.rows, rows)
-    return Buffer(written, jnp.minimum(buffer.size + count, capacity), (buffer.next + count) % capacity)
-
-
-def sample(key: jax.Array, buffer: Buffer, count: int) -> Steps:
-    """Rows drawn uniformly with replacement; the buffer must not be empty."""
-    places = jax.random.randint(key, (count,), 0, buffer.size)
-    return jax.tree.map(lambda column: column[places], buffer.rows)

@@ -1,0 +1,1 @@
+"""Learned models of the environment: ensembles, what ends a rollout, penalties for uncertainty, rollouts."""

@@ -8,7 +8,7 @@ differ: a weight tuned for one is wrong for another.
 
 Defaults are those of OfflineRL-Kit, with its most common rollout length, 5. Deviations: the termination of a rollout
 is learned, where all published code is told the task's rule (`terminations=assisted:hopper` tells it); the step
-size's cosine falls with every update instead of every 1,000; and those of `offrl.learning.models`. unifloral's rollouts go on
+size's cosine falls with every update instead of every 1,000; and those of `learning.models`. unifloral's rollouts go on
 behind predicted terminations; here they stop. Penalty 0 with real ratio 1 is soft actor-critic on the data.
 """
 

@@ -1,7 +1,7 @@
 """Uni-O4, the offline stage: BPPO for an ensemble, gated by a learned model (Lei et al. 2023, arXiv:2311.03351).
 
 An ensemble of policies clones the data. V and Q are fitted to the behaviour as in `bppo.py`, whose losses these are,
-and a model of the dynamics as in `offrl.learning.models`. PPO's clipped objective then improves every member, step size and
+and a model of the dynamics as in `learning.models`. PPO's clipped objective then improves every member, step size and
 clip range falling linearly to 0. Every `gate_every` updates the members' deterministic policies are rolled out in the
 model from states of the data; a member's old policy is replaced by its policy if the mean of Q over all states visited
 before a predicted termination is above that member's best so far, the clone's at first. A policy that is refused is

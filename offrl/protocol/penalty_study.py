@@ -1,6 +1,6 @@
 """*Assisted*: do a run's penalties know where its model is wrong?
 
-Steps the run's environment with the deployed policy and compares every penalty of `offrl.learning.models` at the states and
+Steps the run's environment with the deployed policy and compares every penalty of `learning.models` at the states and
 actions it visits with the model's true error there; and, for contrast, on the data's unseen episodes, where penalties
 are usually tuned. For study only: nothing that chooses a policy may see it.
 

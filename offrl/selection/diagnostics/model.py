@@ -1,6 +1,6 @@
 """Rollouts of each policy in a learned model of the environment, and how unsure the model is along them.
 
-One ensemble per data set (`offrl.learning.models`), trained on the training episodes; terminations are learned too, and what
+One ensemble per data set (`learning.models`), trained on the training episodes; terminations are learned too, and what
 bounds observations and rewards is the range of the data: nothing is known but the data (the published code of MB-OPE,
 MOPO and TOReL is given termination functions, reset distributions or reward ranges). Each member rolls out by itself.
 An episode does not end or go on in the model, but goes on with a probability, by which its later rewards count.

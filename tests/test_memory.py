@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from test_evaluation import lasts, make_run
 
+from offrl.errors import UserError
 from offrl.learning.policies import Memory, Policy
 from offrl.playing.evaluation import evaluate_run
+from offrl.runs.run import Run
 from offrl.selection import diagnostics
 
 MEMORY = """
@@ -40,6 +43,11 @@ def test_every_episode_starts_anew_and_the_policy_is_told_its_own_rewards(tmp_pa
             row = rows[(rows["member"] == member) & (rows["episode"] == episode)].iloc[0]
             np.testing.assert_allclose(row["return"], total, rtol=1e-4)
             assert row["length"] == length
+
+
+def test_a_policy_with_memory_is_not_deployed_as_if_it_had_none(tmp_path):
+    with pytest.raises(UserError, match="its policies have memory"):
+        Run.open(remembering_run(tmp_path / "run")).actor(30)
 
 
 def test_a_diagnostic_leaves_policies_with_memory_out_and_says_so():

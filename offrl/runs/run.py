@@ -174,10 +174,15 @@ class Run:
         """What to deploy: raw observations [observation_dim] or [n, observation_dim] -> actions in the data's units.
 
         Raises:
-            UserError: there is no such checkpoint or member, or it is damaged.
+            UserError: there is no such checkpoint or member, or it is damaged; or the policy has memory.
         """
         if not 0 <= member < len(self.members):
             raise UserError(f"{self.path}: no member {member}; there are 0 to {len(self.members) - 1}")
+        if self.policy.memory is not None:
+            raise UserError(
+                f"{self.path}: its policies have memory, so one observation does not decide the action; "
+                "play them with run.policy.memory (start, act, observe)"
+            )
         state = jax.device_put(jax.tree.map(lambda leaf: leaf[member], self.restore(step)))
         transforms = self.info["dataset"]["transforms"]
         act = jax.jit(self.algorithm.policy(self.member_configs[member], self.spec).act)

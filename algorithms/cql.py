@@ -26,6 +26,10 @@ Lagrange multiplier, three layers. What differs between the published codes, and
   CORL's log-density there is not that of the data's actions, which it ignores; ours is.
 - CQL+ (sail-sg/offbench) is `activation=elu sampled_actions=50 hidden_dims=[256,256] affine_log_std=true`, on Adroit
   with a `reward_clip`; CORL's critics of AntMaze have different depths, ours the same.
+
+With discrete actions it is double DQN with the same term: the logarithm of the sum over all actions is exact, and the
+policy takes the action of highest value. Nothing is sampled and there is no actor: of the options, those of the actor
+and its temperature, `sampled_actions`, `importance_sampling`, `backup` and `bc_steps` have no meaning there.
 """
 
 from typing import Any, NamedTuple
@@ -39,6 +43,7 @@ import optax
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Transitions
 from offrl.data.transforms import Preprocessing
+from offrl.learning import double_dqn
 from offrl.learning.networks import MLP, Critic, ensemble, tanh_gaussian_log_prob, tanh_gaussian_sample, uniform_init
 from offrl.learning.policies import Policy
 from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
@@ -47,6 +52,7 @@ HIDDEN_BIAS_INIT = nn.initializers.constant(0.1)
 ACTIVATIONS = {"relu": nn.relu, "elu": nn.elu}
 MAX_MULTIPLIER = 1e6
 NEVER = 1e9  # a bound that no gap and no reward reaches
+SUPPORTS = ("continuous", "discrete")
 
 
 @flax.struct.dataclass
@@ -98,6 +104,18 @@ class State:
     multiplier_opt: optax.OptState
 
 
+@flax.struct.dataclass
+class DiscreteState:
+    """Where actions are discrete."""
+
+    step: jax.Array
+    critic: Any
+    critic_target: Any
+    log_multiplier: jax.Array  # of the Lagrange form
+    critic_opt: optax.OptState
+    multiplier_opt: optax.OptState
+
+
 class Actor(nn.Module):
     """Mean and log standard deviation, each [..., action_dim], of a Gaussian whose tanh is the action."""
 
@@ -136,9 +154,30 @@ def critic_network(config: Config):
     )
 
 
-def init(key: jax.Array, config: Config, spec: Spec) -> State:
+def discrete_network(config: Config, action_dim: int) -> MLP:
+    """Q of all actions, [..., action_dim]."""
+    return MLP(
+        config.hidden_dims,
+        action_dim,
+        output_init=uniform_init(3e-3),
+        bias_init=HIDDEN_BIAS_INIT,
+        activation=ACTIVATIONS[config.activation],
+    )
+
+
+def init(key: jax.Array, config: Config, spec: Spec) -> State | DiscreteState:
+    if spec.discrete:
+        critic, log_multiplier = discrete_network(config, spec.action_dim).init(key, spec.observations), jnp.zeros(())
+        return DiscreteState(
+            step=jnp.zeros((), jnp.int32),
+            critic=critic,
+            critic_target=copy(critic),
+            log_multiplier=log_multiplier,
+            critic_opt=adam_init(critic),
+            multiplier_opt=adam_init(log_multiplier),
+        )
     key_actor, key_critic = jax.random.split(key)
-    observations, actions = jnp.zeros((1, spec.observation_dim)), jnp.zeros((1, spec.action_dim))
+    observations, actions = spec.observations, jnp.zeros((1, spec.action_dim))
     actor = actor_network(config, spec.action_dim).init(key_actor, observations)
     critic = critic_network(config).init(key_critic, observations, actions)
     log_alpha, log_multiplier = jnp.log(jnp.asarray(config.initial_alpha, jnp.float32)), jnp.zeros(())
@@ -235,6 +274,14 @@ def excess(gap: jax.Array, config: Config) -> jax.Array:
     return config.weight * (gap - config.lagrange_threshold)
 
 
+def conservative_term(gap: jax.Array, log_multiplier: jax.Array, config: Config) -> jax.Array:
+    """What the gaps of all critics add to the loss, a scalar."""
+    if config.lagrange == "none":
+        return config.weight * gap.sum()
+    multiplier = jnp.minimum(jnp.exp(log_multiplier), MAX_MULTIPLIER)
+    return multiplier * excess(gap, config).sum()
+
+
 def critic_loss(params: Any, samples: Samples, state: State, batch: Transitions, config: Config):
     """Squared error of both critics to the same target, and the conservative term, summed over critics."""
     n, target = config.sampled_actions, critic_targets(samples, state, batch, config)
@@ -245,11 +292,7 @@ def critic_loss(params: Any, samples: Samples, state: State, batch: Transitions,
     compared = sampled_q - samples.log_densities if config.importance_sampling else q
     soft_maximum = config.temperature * jax.nn.logsumexp(compared / config.temperature, axis=1)
     gap = jnp.maximum(soft_maximum - data_q, config.gap_floor).mean(1)
-    if config.lagrange == "none":
-        conservative_loss = config.weight * gap.sum()
-    else:
-        multiplier = jnp.minimum(jnp.exp(state.log_multiplier), MAX_MULTIPLIER)
-        conservative_loss = multiplier * excess(gap, config).sum()
+    conservative_loss = conservative_term(gap, state.log_multiplier, config)
     loss = td_loss + conservative_loss
     return loss, {
         "critic_loss": loss,
@@ -293,27 +336,72 @@ def update_batch(key: jax.Array, state: State, batch: Transitions, config: Confi
         state.critic_opt,
         config.critic_learning_rate,
     )
-    metrics = {**alpha_metrics, **actor_metrics, **critic_metrics}
-    if config.lagrange != "none":
-        log_multiplier, multiplier_opt, multiplier_metrics = adam_step(
-            lambda log_multiplier: multiplier_loss(log_multiplier, critic_metrics["gap"], config),
-            state.log_multiplier,
-            state.multiplier_opt,
-            config.critic_learning_rate,
-        )
-        state = state.replace(log_multiplier=log_multiplier, multiplier_opt=multiplier_opt)
-        metrics |= multiplier_metrics
+    state, multiplier_metrics = multiplier_step(state, critic_metrics["gap"], config)
     critic_target = optax.incremental_update(critic, state.critic_target, config.polyak)
     state = state.replace(step=state.step + 1, critic=critic, critic_opt=critic_opt, critic_target=critic_target)
-    return state, metrics
+    return state, {**alpha_metrics, **actor_metrics, **critic_metrics, **multiplier_metrics}
 
 
-def update(key: jax.Array, state: State, dataset: Transitions, config: Config) -> tuple[State, Metrics]:
+def multiplier_step(state: Any, gap: jax.Array, config: Config) -> tuple[Any, Metrics]:
+    """One step of alpha' in the Lagrange form, none in the other."""
+    if config.lagrange == "none":
+        return state, {}
+    log_multiplier, multiplier_opt, metrics = adam_step(
+        lambda log_multiplier: multiplier_loss(log_multiplier, gap, config),
+        state.log_multiplier,
+        state.multiplier_opt,
+        config.critic_learning_rate,
+    )
+    return state.replace(log_multiplier=log_multiplier, multiplier_opt=multiplier_opt), metrics
+
+
+def discrete_critic_loss(params: Any, state: DiscreteState, batch: Transitions, config: Config):
+    """Squared error of double DQN, and the conservative term over all actions."""
+    network = discrete_network(config, batch.actions.shape[-1]).apply
+    clipped = batch._replace(rewards=jnp.minimum(batch.rewards, config.reward_clip))
+    target = double_dqn.td_target(network, state.critic, state.critic_target, clipped, config.discount)
+    q = network(params, batch.observations)
+    data_q = double_dqn.value_of(q, batch.actions)
+    td_loss = ((data_q - target) ** 2).mean()
+    soft_maximum = config.temperature * jax.nn.logsumexp(q / config.temperature, axis=-1)
+    gap = jnp.maximum(soft_maximum - data_q, config.gap_floor).mean()
+    conservative_loss = conservative_term(gap, state.log_multiplier, config)
+    loss = td_loss + conservative_loss
+    return loss, {
+        "critic_loss": loss,
+        "td_loss": td_loss,
+        "conservative_loss": conservative_loss,
+        "gap": gap,
+        "data_q": data_q.mean(),
+        "policy_q": q.max(-1).mean(),
+    }
+
+
+def discrete_update_batch(state: DiscreteState, batch: Transitions, config: Config) -> tuple[DiscreteState, Metrics]:
+    """One update from a given batch."""
+    critic, critic_opt, metrics = adam_step(
+        lambda params: discrete_critic_loss(params, state, batch, config),
+        state.critic,
+        state.critic_opt,
+        config.critic_learning_rate,
+    )
+    state, multiplier_metrics = multiplier_step(state, metrics["gap"], config)
+    critic_target = optax.incremental_update(critic, state.critic_target, config.polyak)
+    state = state.replace(step=state.step + 1, critic=critic, critic_opt=critic_opt, critic_target=critic_target)
+    return state, {**metrics, **multiplier_metrics}
+
+
+def update(key: jax.Array, state: Any, dataset: Transitions, config: Config) -> tuple[Any, Metrics]:
     key_batch, key_update = jax.random.split(key)
-    return update_batch(key_update, state, sample_batch(key_batch, dataset, config.batch_size), config)
+    batch = sample_batch(key_batch, dataset, config.batch_size)
+    if isinstance(state, DiscreteState):
+        return discrete_update_batch(state, batch, config)
+    return update_batch(key_update, state, batch, config)
 
 
 def policy(config: Config, spec: Spec) -> Policy:
+    if spec.discrete:
+        return double_dqn.greedy_policy(discrete_network(config, spec.action_dim).apply)
     actor, critic = actor_network(config, spec.action_dim), critic_network(config)
     return Policy(
         act=lambda state, observations: jnp.tanh(actor.apply(state.actor, observations)[0]),

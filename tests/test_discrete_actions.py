@@ -1,14 +1,16 @@
 """Discrete actions: losses written out in numpy, and the optimum of a corridor found where cloning does not find it."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from plain import ensemble_q, mlp, random_batch, random_state
-from scipy.special import log_softmax
+from scipy.special import log_softmax, logsumexp
 
 import offrl.algorithm
 from offrl.algorithm import Spec
-from offrl.algorithms import bc, iql
+from offrl.algorithms import bc, cql, iql
 from offrl.data.dataset import Transitions
 from offrl.learning.population import Population
 
@@ -54,6 +56,65 @@ def test_iql_weighs_the_log_likelihood_of_a_categorical_policy_by_the_advantage(
     drawn = policy.sample(KEY, state, batch.observations)
     assert ((drawn == 0) | (drawn == 1)).all()
     assert (drawn.sum(-1) == 1).all()
+
+
+def cql_start(**options) -> tuple[Transitions, cql.Config, cql.DiscreteState]:
+    config = cql.Config(hidden_dims=(16, 16), **options)
+    return discrete_batch()[0], config, random_state(cql, config, SPEC, ("critic", "critic_target"))
+
+
+@pytest.mark.parametrize(
+    ("options", "term"),
+    [
+        ({"weight": 2.0}, lambda gap: 2.0 * gap.mean()),
+        ({"weight": 2.0, "gap_floor": 1.5}, lambda gap: 2.0 * np.maximum(gap, 1.5).mean()),
+        ({"weight": 2.0, "lagrange": "gap", "lagrange_threshold": 0.3}, lambda gap: 2.0 * (gap.mean() - 0.3)),
+    ],
+)
+def test_cql_adds_the_gap_over_all_actions_to_the_error_of_double_dqn(options, term):
+    batch, config, state = cql_start(temperature=0.7, reward_clip=0.5, **options)
+    rows, taken = np.arange(len(batch.rewards)), batch.actions.argmax(1)
+    q = mlp(state.critic["params"], batch.observations)
+    chosen = mlp(state.critic["params"], batch.next_observations).argmax(1)
+    next_value = mlp(state.critic_target["params"], batch.next_observations)[rows, chosen]
+    target = np.minimum(batch.rewards, 0.5) + 0.99 * (1 - batch.terminations) * next_value
+    gap = 0.7 * logsumexp(q / 0.7, axis=1) - q[rows, taken]
+    loss, metrics = cql.discrete_critic_loss(state.critic, state, batch, config)
+    np.testing.assert_allclose(metrics["td_loss"], ((q[rows, taken] - target) ** 2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(loss, ((q[rows, taken] - target) ** 2).mean() + term(gap), rtol=1e-5)
+    policy = cql.policy(config, SPEC)
+    np.testing.assert_array_equal(policy.act(state, batch.observations), one_hot(q.argmax(1), 4))
+    np.testing.assert_allclose(policy.q_values(state, batch.observations, batch.actions)[0], q[rows, taken], rtol=1e-4)
+
+
+def test_cql_without_its_term_is_double_dqn():
+    batch, config, state = cql_start(weight=0.0)
+    network, optimiser = cql.discrete_network(config, 4), optax.adam(config.critic_learning_rate)
+    parameters, target, moments = state.critic, state.critic_target, optimiser.init(state.critic)
+    taken = batch.actions.argmax(1)[:, None]
+
+    def error(parameters, target):
+        best = network.apply(parameters, batch.next_observations).argmax(1, keepdims=True)
+        following = jnp.take_along_axis(network.apply(target, batch.next_observations), best, 1)[:, 0]
+        q = jnp.take_along_axis(network.apply(parameters, batch.observations), taken, 1)[:, 0]
+        wanted = jax.lax.stop_gradient(batch.rewards + 0.99 * (1 - batch.terminations) * following)
+        return ((q - wanted) ** 2).mean()
+
+    step, gradient = jax.jit(cql.discrete_update_batch), jax.jit(jax.grad(error))
+    for _ in range(5):
+        state, _ = step(state, batch, config)
+        change, moments = optimiser.update(gradient(parameters, target), moments)
+        parameters = optax.apply_updates(parameters, change)
+        target = jax.tree.map(lambda old, new: old + 0.005 * (new - old), target, parameters)
+    for ours, theirs in ((state.critic, parameters), (state.critic_target, target)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), ours, theirs)
+
+
+def test_the_multiplier_of_cql_rises_while_the_gap_exceeds_its_threshold():
+    step = jax.jit(cql.discrete_update_batch)
+    for threshold, rises in ((0.0, True), (100.0, False)):
+        batch, config, state = cql_start(lagrange="gap", lagrange_threshold=threshold)
+        assert (step(state, batch, config)[0].log_multiplier > 0) == rises
 
 
 def corridor() -> Transitions:
@@ -109,8 +170,13 @@ def test_cloning_repeats_the_commonest_action_of_the_corridor_which_is_not_the_b
         (
             "iql",
             {"expectile": 0.9, "temperature": 30.0, "value_learning_rate": 2e-3, "actor_learning_rate": 2e-3, **FAST},
-        )
+        ),
+        ("cql", {"weight": 0.05, **FAST}),
     ],
 )
 def test_the_best_action_is_found_in_every_place_of_the_corridor(name, options):
     assert acted(name, **options).tolist() == best_values().argmax(1).tolist()
+
+
+def test_cql_with_a_heavy_term_stays_with_the_commonest_action_of_the_corridor():
+    assert acted("cql", weight=20.0, **FAST).tolist() == [0] * PLACES

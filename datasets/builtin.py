@@ -27,6 +27,7 @@ from minari.storage import get_dataset_path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from offrl.datasets.environments import specification
 from offrl.datasets.policies import load_policies
 from offrl.datasets.recipes import ENVIRONMENTS, RECIPES, VERSION, Reference, dataset_id
 from offrl.datasets.rollout import Episode, Part, Workers, collect
@@ -65,6 +66,8 @@ def plan(env: str, recipe: str, steps: int | None = None) -> list[Part]:
     whole = sum(share for _, share in shares)
     parts, taken, given = [], 0, 0.0
     for name, share in shares:
+        if policies and name != "random" and name not in policies.weights:
+            raise UserError(f"{env}/{recipe}: {env} has no policy {name!r}, only {', '.join(policies.weights)}")
         weights = policies.weights[name] if policies and name != "random" else {}
         if chosen.episodes:
             parts.append(Part(name, weights, chosen.mean_actions, episodes=chosen.episodes))
@@ -147,6 +150,7 @@ def _one_at_a_time(folder: Path, identifier: str) -> Iterator[bool]:
 
 def _make(identifier: str, path: Path, origin: dict, parts: list[Part], scores: Reference | None, workers: int) -> None:
     env_id = ENVIRONMENTS[origin["environment"]].env_id
+    _environment(env_id).close()  # what it lacks is said here, in one line, rather than by a roll-out process
     in_episodes = parts[0].steps is None
     total = sum((part.episodes if in_episodes else part.steps) or 0 for part in parts)
     with _progress(identifier, total, "episodes" if in_episodes else "steps", workers) as (rolled, written):
@@ -173,8 +177,8 @@ def _write(
     (folder / "data").mkdir(parents=True)
     env = _environment(env_id)
     storage = MinariStorage.new(
-        folder / "data", env_spec=gymnasium.spec(env_id), observation_space=env.observation_space,
-        action_space=env.action_space,
+        folder / "data", env_spec=specification(env_id), observation_space=env.observation_space,
+        action_space=env.action_space, jpeg_encoding=False,  # training sees what the environment shows, to the bit
     )  # fmt: skip
     env.close()
 
@@ -188,12 +192,13 @@ def _write(
     storage.update_episodes(buffers())
     storage.update_episode_metadata([{"policy": episode.policy} for episode in episodes])
     environment, recipe = origin["environment"], origin["recipe"]
+    policies = load_policies(environment)
     makers = ", ".join(f"{name} ({digest})" for name, digest, *_ in origin["parts"])
     metadata: dict[str, Any] = {
         "dataset_id": identifier,
         "minari_version": minari.__version__,
         "author": {"offrl"},
-        "algorithm_name": "SAC",
+        "algorithm_name": policies.metadata.get("algorithm", "SAC") if policies else "SAC",
         "description": f"Built-in dataset of offrl, {environment}/{recipe}, version {VERSION}: "
         f"{RECIPES[recipe].summary}. "
         f"Policies (digest of the weights): {makers}. Every episode's metadata names its policy.",
@@ -206,7 +211,7 @@ def _write(
 
 def _environment(env_id: str) -> gymnasium.Env:
     """The environment, without MuJoCo's remarks on Gymnasium's model files (on stderr, and in a file where we run)."""
-    if "mujoco" not in str(gymnasium.spec(env_id).entry_point):
+    if "mujoco" not in str(specification(env_id).entry_point):
         return gymnasium.make(env_id)
     import mujoco
 

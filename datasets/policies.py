@@ -45,7 +45,7 @@ class Policies(NamedTuple):
     """What ships for one environment."""
 
     metadata: dict[str, Any]  # "reference", "policies": name -> {"step", "deterministic", "sampled"}, "ladder", ...
-    weights: dict[str, dict[str, np.ndarray]]  # name -> {"0/w": [in, out], "0/b": [out], ...}, float16
+    weights: dict[str, dict[str, np.ndarray]]  # name -> what a policy class in rollout.py takes, float16
 
     @property
     def reference(self) -> Reference:
@@ -67,7 +67,7 @@ class Policies(NamedTuple):
 @cache
 def load_policies(env: str) -> Policies | None:
     """The policies that ship for an environment of the registry, None where there are none yet."""
-    path = HERE / "policies" / f"{env}.npz"
+    path = HERE / "policies" / f"{ENVIRONMENTS[env].policies or env}.npz"
     if not path.exists():
         return None
     weights: dict[str, dict[str, np.ndarray]] = {}
@@ -107,7 +107,7 @@ class Choice:
         self.curve = self.curve[self.curve.index.isin(written)]
         self.known: dict[tuple[str, float, int], np.ndarray] = {}
         random = self.score({"random": {}}, 0.0)["random"]
-        self.random = _summary(random)
+        self.random = summary(random)
         print(f"random {random.mean():.2f} +- {random.std():.2f}", flush=True)
 
     def weights(self, step: int) -> dict[str, np.ndarray]:
@@ -179,7 +179,7 @@ class Choice:
         return list(zip(steps.tolist(), (np.diff(edges) / medium).tolist(), strict=True))
 
 
-def _summary(returns: np.ndarray) -> dict[str, float]:
+def summary(returns: np.ndarray) -> dict[str, float]:
     return {"mean": round(float(returns.mean()), 3), "std": round(float(returns.std()), 3), "episodes": len(returns)}
 
 
@@ -205,7 +205,7 @@ def choose(env: str, run: Path, workers: Workers) -> Policies:
     for kind, mean_actions in (("deterministic", 1.0), ("sampled", 0.0)):
         for names, episodes in ((["expert", "medium"], None), (list(steps)[2:], EPISODES_FOR_LADDER)):
             for name, returns in choice.score({n: weights[n] for n in names}, mean_actions, episodes).items():
-                scores[name][kind] = _summary(returns)
+                scores[name][kind] = summary(returns)
     shares = [("random", recipe.warm_up / medium)]
     shares += [(name, share) for name, (_, share) in zip([*list(steps)[2:], "medium"], ladder, strict=True)]
     metadata = {
@@ -228,8 +228,8 @@ def choose(env: str, run: Path, workers: Workers) -> Policies:
     return Policies(metadata, weights)
 
 
-def save(policies: Policies) -> Path:
-    """Write policies/ENV.npz and cards/ENV.md."""
+def save(policies: Policies, text: str) -> Path:
+    """Write policies/ENV.npz, and `text` to cards/ENV.md."""
     env = policies.metadata["environment"]
     path = HERE / "policies" / f"{env}.npz"
     arrays = {f"{name}/{key}": array for name, layers in policies.weights.items() for key, array in layers.items()}
@@ -237,7 +237,7 @@ def save(policies: Policies) -> Path:
     with part.open("wb") as file:
         np.savez_compressed(file, metadata=np.array(json.dumps(policies.metadata)), **arrays)  # type: ignore[arg-type]
     part.replace(path)
-    (HERE / "cards" / f"{env}.md").write_text(card(policies))
+    (HERE / "cards" / f"{env}.md").write_text(text)
     return path
 
 
@@ -306,7 +306,7 @@ def main() -> None:
         raise UserError(f"unknown environment {arguments.env!r}: {nearest(arguments.env, ENVIRONMENTS)}")
     with Workers(arguments.workers) as workers:
         policies = choose(arguments.env, arguments.run, workers)
-    print(f"wrote {save(policies)}\n\n{card(policies)}")
+    print(f"wrote {save(policies, card(policies))}\n\n{card(policies)}")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ class Environment(NamedTuple):
     env_id: str
     steps: int  # the size of a dataset unless another is asked for
     reference: Reference | None = None  # None: measured here, and kept with the policies
+    policies: str = ""  # the environment whose policies act here; empty: its own
 
 
 ENVIRONMENTS = {
@@ -34,13 +35,16 @@ ENVIRONMENTS = {
     "reacher": Environment("Reacher-v5", 50_000),
     "swimmer": Environment("Swimmer-v5", 100_000),
     "inverted_double_pendulum": Environment("InvertedDoublePendulum-v5", 50_000),
+    "pendulum_images": Environment("offrl.datasets.environments:PendulumImages-v0", 10_000, policies="pendulum"),
+    "cartpole": Environment("CartPole-v1", 50_000),
+    "icu_sepsis": Environment("offrl.datasets.environments:ICUSepsis-v0", 50_000),
 }
 
 
 class Recipe(NamedTuple):
     """Which policies act, for which share of the dataset, and how.
 
-    The policies are those of `policies/ENV.npz`, "random" (uniform over the action box), and "ladder": the snapshots
+    The policies are those of `policies/ENV.npz`, "random" (uniform over all actions), and "ladder": the snapshots
     from the start of training up to medium, each for the share of the training steps nearest to it.
     """
 
@@ -48,6 +52,7 @@ class Recipe(NamedTuple):
     parts: tuple[tuple[str, float], ...]
     mean_actions: float = 0.0  # share of the actions that are the policy's mean; the others are sampled from it
     episodes: int | None = None  # a fixed number of whole episodes instead of a number of steps
+    only: str = ""  # the one environment that has it; empty: all
 
 
 _CONSERVATIVE = "medium policy, each action its mean with probability 0.8, else a sample (NeoRL)"
@@ -62,6 +67,8 @@ RECIPES = {
     "medium-expert": Recipe("half the medium policy, half the expert, sampled (D4RL)",
                             (("medium", 0.5), ("expert", 0.5))),
     "expert": Recipe("the expert policy, sampled (D4RL)", (("expert", 1.0),)),
+    "clinicians": Recipe("the policy estimated from what clinicians did (ICU-Sepsis)", (("clinicians", 1.0),),
+                         only="icu_sepsis"),
     "conservative": Recipe(_CONSERVATIVE, (("medium", 1.0),), 0.8),
     "conservative-100": Recipe(f"100 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 100),
     "conservative-1000": Recipe(f"1,000 episodes: {_CONSERVATIVE}", (("medium", 1.0),), 0.8, 1_000),
@@ -69,12 +76,17 @@ RECIPES = {
 }  # fmt: skip
 
 
+def recipes_of(env: str) -> list[str]:
+    """The names of the recipes that an environment of the registry has."""
+    return [name for name, recipe in RECIPES.items() if recipe.only in ("", env)]
+
+
 def check_names(env: str, recipe: str) -> None:
     """Raises `UserError` with the nearest names for an environment or a recipe that does not exist."""
     if env not in ENVIRONMENTS:
         raise UserError(f"built-in data has no environment {env!r}: {nearest(env, ENVIRONMENTS)}")
-    if recipe not in RECIPES:
-        raise UserError(f"built-in data of {env} has no recipe {recipe!r}: {nearest(recipe, RECIPES)}")
+    if recipe not in recipes_of(env):
+        raise UserError(f"built-in data of {env} has no recipe {recipe!r}: {nearest(recipe, recipes_of(env))}")
 
 
 def dataset_id(env: str, recipe: str, steps: int | None = None) -> str:

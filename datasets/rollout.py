@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from offrl.datasets.environments import specification
 
 LOG_STD_RANGE = (-5.0, 2.0)  # as in train_behaviour.py
 CHUNK = 8  # episodes stepped together: one matrix product for all of them
@@ -52,14 +55,38 @@ class SquashedGaussian:
         return np.tanh(mean + sampled * std * generator.standard_normal(mean.shape, np.float32))
 
 
-class Uniform:
-    """Uniform over the action box."""
+class SoftmaxLinear:
+    """Discrete actions from a softmax of linear preferences, mixed with uniform ones.
 
-    def __init__(self, action_dim: int):
-        self.action_dim = action_dim
+    `arrays` holds "preferences" [observation_dim, actions] and "uniform" [], the share of uniformly random actions.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        self.preferences, self.uniform = arrays["preferences"].astype(np.float32), float(arrays["uniform"])
 
     def __call__(self, observations: np.ndarray, mean_actions: float, generator: np.random.Generator) -> np.ndarray:
-        return generator.uniform(-1, 1, (len(observations), self.action_dim)).astype(np.float32)
+        """Actions [n], int64; each is the most preferred one with probability `mean_actions`, else a sample."""
+        preferences = observations.astype(np.float32) @ self.preferences
+        count = preferences.shape[1]
+        probabilities = np.exp(preferences - preferences.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        probabilities = (1 - self.uniform) * probabilities + self.uniform / count
+        draws = generator.random((len(preferences), 2))
+        sampled = (np.cumsum(probabilities, axis=1) <= draws[:, :1]).sum(axis=1).clip(max=count - 1)
+        return np.where(draws[:, 1] < mean_actions, preferences.argmax(axis=1), sampled)
+
+
+class Uniform:
+    """Uniform over the action box, or over discrete actions."""
+
+    def __init__(self, space: gymnasium.Space):
+        self.space = space
+
+    def __call__(self, observations: np.ndarray, mean_actions: float, generator: np.random.Generator) -> np.ndarray:
+        if isinstance(self.space, Discrete):
+            return generator.integers(self.space.n, size=len(observations))
+        assert isinstance(self.space, Box)
+        return generator.uniform(-1, 1, (len(observations), self.space.shape[0])).astype(np.float32)
 
 
 class Episode(NamedTuple):
@@ -88,15 +115,15 @@ class Episode(NamedTuple):
 def run_episodes(envs: Sequence[gymnasium.Env], policy, mean_actions: float, generator, name: str) -> list[Episode]:
     """One whole episode in each environment, in lock step; what happens depends on the generator's state alone."""
     space = envs[0].action_space
-    assert isinstance(space, gymnasium.spaces.Box)
-    middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
+    # where policies see something else than what is recorded, such as the state behind an image
+    seen = [getattr(env.unwrapped, "policy_observation", None) for env in envs]
     seeds = [int(seed) for seed in generator.integers(2**31, size=len(envs))]
     observations: list[list[Any]] = [[env.reset(seed=seed)[0]] for env, seed in zip(envs, seeds, strict=True)]
     steps: list[list[tuple]] = [[] for _ in envs]
     active = list(range(len(envs)))
     while active:
-        unit_actions = policy(np.stack([observations[i][-1] for i in active]), mean_actions, generator)
-        actions = np.clip(middle + half * unit_actions, space.low, space.high).astype(space.dtype)
+        inputs = np.stack([see() if (see := seen[i]) else observations[i][-1] for i in active])
+        actions = _in_units_of(space, policy(inputs, mean_actions, generator))
         running = []
         for i, action in zip(active, actions, strict=True):
             observation, reward, terminated, truncated, _ = envs[i].step(action)
@@ -109,6 +136,14 @@ def run_episodes(envs: Sequence[gymnasium.Env], policy, mean_actions: float, gen
         Episode(name, seed, np.stack(rows), *(np.array(column) for column in zip(*taken, strict=True)))
         for seed, rows, taken in zip(seeds, observations, steps, strict=True)
     ]
+
+
+def _in_units_of(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
+    """What the environment takes for a policy's actions, which in a box are in [-1, 1]."""
+    if not isinstance(space, Box):
+        return actions
+    middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
+    return np.clip(middle + half * actions, space.low, space.high).astype(space.dtype)
 
 
 class Task(NamedTuple):
@@ -124,7 +159,11 @@ class Task(NamedTuple):
     def run(self, envs: list[gymnasium.Env], weights: dict[str, np.ndarray]) -> list[Episode]:
         while len(envs) < self.last - self.first:
             envs.append(gymnasium.make(self.env_id, disable_env_checker=True))
-        policy = SquashedGaussian(weights) if weights else Uniform(envs[0].action_space.shape[0])  # type: ignore[index]
+        policy: Callable[..., np.ndarray]
+        if not weights:
+            policy = Uniform(envs[0].action_space)
+        else:
+            policy = SoftmaxLinear(weights) if "preferences" in weights else SquashedGaussian(weights)
         key = [self.seed, zlib.crc32(f"{self.policy} {self.mean_actions}".encode()), self.first]
         generator = np.random.default_rng(key)
         return run_episodes(envs[: self.last - self.first], policy, self.mean_actions, generator, self.policy)
@@ -232,7 +271,7 @@ class _Stretch:
     """A part under way. Chunks finish in any order and are taken in theirs, so that the result is always the same."""
 
     def __init__(self, part: Part, env_id: str, seed: int):
-        limit = gymnasium.spec(env_id).max_episode_steps
+        limit = specification(env_id).max_episode_steps
         assert limit is not None, f"{env_id} has no time limit"
         self.part, self.env_id, self.seed = part, env_id, seed
         self.least = part.episodes or -(-(part.steps or 0) // limit)  # episodes needed at the least

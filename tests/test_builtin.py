@@ -14,7 +14,7 @@ import pytest
 
 from offrl.datasets import __main__ as command
 from offrl.datasets import builtin, policies, rollout
-from offrl.datasets.recipes import ENVIRONMENTS, RECIPES
+from offrl.datasets.recipes import ENVIRONMENTS, RECIPES, recipes_of
 from offrl.errors import UserError, run_command
 
 
@@ -124,9 +124,10 @@ def test_the_sizes_in_ids():
     assert builtin.dataset_id("hopper", "medium") == builtin.dataset_id("hopper", "medium", 200_000)
     assert builtin.dataset_id("hopper", "medium") == "offrl/hopper/medium-v0"
     assert builtin.dataset_id("hopper", "medium", 20_000) == "offrl/hopper/medium-20k-v0"
-    identifiers = [builtin.dataset_id("hopper", recipe, steps) for recipe in RECIPES for steps in (100, 1_000, 100_000)
+    recipes = recipes_of("hopper")
+    identifiers = [builtin.dataset_id("hopper", recipe, steps) for recipe in recipes for steps in (100, 1_000, 100_000)
                    if not RECIPES[recipe].episodes]  # fmt: skip
-    identifiers += [builtin.dataset_id("hopper", recipe) for recipe in RECIPES]
+    identifiers += [builtin.dataset_id("hopper", recipe) for recipe in recipes]
     assert len(set(identifiers)) == len(identifiers)
 
 
@@ -158,7 +159,7 @@ def test_the_command_says_a_mistake_in_one_line(store, monkeypatch, capsys):
         run_command(command.main)
     assert status.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: built-in data has no environment 'pendulu': did you mean pendulum?"
+        "error: built-in data has no environment 'pendulu': did you mean pendulum, pendulum_images?"
     ]
 
 
@@ -302,7 +303,7 @@ def test_choosing_policies_from_a_run(tmp_path, monkeypatch):
     goal = np.array([1 / 3, 1 / 2]) * (chosen.reference.expert - chosen.reference.random) + chosen.reference.random
     assert goal[0] - 150 < chosen.metadata["policies"]["medium"]["sampled"]["mean"] < goal[1] + 150
     assert sum(share for _, share in chosen.ladder) == pytest.approx(1, abs=1e-3)
-    path = policies.save(chosen)
+    path = policies.save(chosen, policies.card(chosen))
     policies.load_policies.cache_clear()
     again = policies.load_policies("pendulum")
     policies.load_policies.cache_clear()

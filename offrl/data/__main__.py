@@ -147,9 +147,9 @@ def _list(words: Sequence[str], as_json: bool) -> None:
 
 
 def _builtin_names() -> list[str]:
-    from offrl.datasets.recipes import ENVIRONMENTS, RECIPES
+    from offrl.datasets.recipes import ENVIRONMENTS, recipes_of
 
-    return [f"{environment}/{recipe}" for environment in ENVIRONMENTS for recipe in RECIPES]
+    return [f"{environment}/{recipe}" for environment in ENVIRONMENTS for recipe in recipes_of(environment)]
 
 
 if __name__ == "__main__":

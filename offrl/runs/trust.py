@@ -1,8 +1,9 @@
 """A run directory is data, not code: what its run.json names is executed only where it is ours or the user says so.
 
 Two things in run.json name code: the algorithm's file, and an environment of the form "module:Name", whose module is
-imported. Allowed without a word are the algorithms that come with offrl (by name, or a file of the very content) and
-what this process has executed already because its user named it (`offrl.train algo=mine.py`).
+imported. Allowed without a word are the algorithms and environments that come with offrl (an algorithm by name, or a
+file of the very content), and what this process has executed already because its user named it
+(`offrl.train algo=mine.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import offrl.algorithm
 from offrl.errors import UserError
 
+OUR_ENVIRONMENTS = "offrl.datasets.environments"
 _everything = False
 
 
@@ -55,7 +57,7 @@ def environment_of(run: Path, env_id: Any) -> str:
     if not isinstance(env_id, str):
         raise UserError(f"{run / 'run.json'}: damaged (env_id: {env_id}); name an environment with env=ID")
     module, colon, _ = env_id.rpartition(":")
-    if colon and not _everything and module not in sys.modules:
+    if colon and not _everything and module != OUR_ENVIRONMENTS and module not in sys.modules:
         raise UserError(
             f"{run}: its environment {env_id} would import and execute the module {module}; say trust=true if you "
             "trust it"

@@ -31,6 +31,10 @@ recipes:
 """ + "\n".join(f"  {name:20}{recipe.summary}" for name, recipe in RECIPES.items())
 
 
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
 def show() -> None:
     """Print what there is: the environments with their policies, the recipes, what is in the store."""
     console = Console()
@@ -44,14 +48,12 @@ def show() -> None:
         scores = ["not yet trained"] * 2
         if policies and reference:
             found = [policies.metadata["policies"][policy]["deterministic"]["mean"] for policy in ("medium", "expert")]
-            scores = [f"{mean:,.0f} ({reference.normalise(mean):.0f})" for mean in found]
-        limits = f"{reference.random:,.0f} to {reference.expert:,.0f}" if reference else ""
+            scores = [f"{_rounded(mean)} ({reference.normalise(mean):.0f})" for mean in found]
+        limits = f"{_rounded(reference.random)} to {_rounded(reference.expert)}" if reference else ""
         here = [identifier.removeprefix(f"offrl/{name}/") for identifier in builtin.made(name)]
         table.add_row(name, environment.env_id, f"{environment.steps:,}", *scores, limits, "\n".join(here) or "none")
     console.print(table)
-    console.print(
-        "Scores: mean return without noise over 100 episodes (normalised by the reference). Cards: datasets/cards.\n"
-    )
+    console.print("Scores: mean return without noise (normalised by the reference). Cards: datasets/cards.\n")
     table = Table(title="Recipes", title_justify="left")
     table.add_column("name")
     table.add_column("what acts")

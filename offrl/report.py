@@ -1,6 +1,51 @@
-"""python -m offrl.report"""
+"""Write one HTML page about runs and selections: `python -m offrl.report RUN-or-folder...`."""
 
-from offrl.reporting.report import main
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from offrl import command_line
+from offrl.errors import UserError, run_command
+from offrl.reporting.report import make
+
+OPTIONS = {"out": "the page; its pictures go into a folder beside it; default: report.html"}
+
+
+def main() -> None:
+    def command() -> None:
+        parsed = command_line.parse(
+            sys.argv[1:],
+            "report",
+            "Write one HTML page about runs and selections, and its pictures as SVG and PNG. The page is one\n"
+            "file that needs no network. Selections (folders that offrl.select wrote) at, below or beside the runs\n"
+            "are found by themselves.",
+            OPTIONS,
+            "  python -m offrl.report runs/builtin-hopper-medium-replay\n"
+            "  python -m offrl.report runs/reproduce/builtin-quick out=table.html\n"
+            "  python -m offrl.report results/tables/small/scores.csv\n"
+            "  python -m offrl.report RUN RUN runs/hopper/selection --json",
+            "RUN",
+            "a run directory, a folder with runs below it, one that offrl.select wrote, or a scores.csv of reproduce",
+        )
+        out = Path(parsed.options.get("out", "report.html"))
+        if out.suffix not in (".html", ".htm") or out.is_dir():
+            raise UserError(f"out={out}: must be the name of an .html file")
+        found = make(parsed.paths, out)
+        console = Console(stderr=parsed.json)
+        for message in found["messages"]:
+            console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        pictures = f"{len(found['pictures']) // 2} pictures in {out.stem}_pictures"
+        console.print(f"written to {out}: {', '.join(found['sections'])}; {pictures}", highlight=False, markup=False,
+                      soft_wrap=True)  # fmt: skip
+        if parsed.json:
+            print(json.dumps(found, indent=1))
+
+    run_command(command)
+
 
 if __name__ == "__main__":
     main()

@@ -15,9 +15,11 @@ import pandas as pd
 import pytest
 from made_runs import make_run, make_selection
 
+import offrl.report
 from offrl.errors import UserError
 from offrl.protocol import scores
-from offrl.reporting import page, pictures, report
+from offrl.reporting import collect, pictures, report, sections
+from offrl.reporting import page as html
 
 EVIL = "<script>window.broken=1</script>\"'&$x_1$<img src=x onerror=window.broken=1>"
 
@@ -167,7 +169,7 @@ def test_no_string_from_outside_becomes_markup(made):
     assert EVIL not in page
     assert page.count("&lt;script&gt;") > 5  # it is shown, as text
     assert not [attributes for _, attributes in reader.tags if any(name.startswith("on") for name in attributes)]
-    assert page.tag("a", "<b>", href='"><i>') == '<a href="&quot;&gt;&lt;i&gt;">&lt;b&gt;</a>'
+    assert html.tag("a", "<b>", href='"><i>') == '<a href="&quot;&gt;&lt;i&gt;">&lt;b&gt;</a>'
 
 
 def test_the_page_is_one_file_with_nothing_to_fetch_and_no_id_twice(made):
@@ -238,8 +240,8 @@ def test_a_selection_by_itself_brings_its_runs(tmp_path):
 def test_a_curve_is_of_the_same_members_and_episodes_throughout(tmp_path):
     returns = {0: {10: [2.0, 4.0], 20: [20.0, 40.0], 30: [60.0]}, 1: {10: [6.0, 8.0], 30: [100.0, 80.0]}}
     make_run(tmp_path / "run", returns)
-    material = report.gather([tmp_path / "run"])
-    curve = report.learning_curve(material, material.parts[0])
+    material = collect.gather([tmp_path / "run"])
+    curve = sections.learning_curve(material, material.parts[0])
     assert list(curve.x) == [10, 30]  # at 20 there is one member only
     np.testing.assert_allclose(curve.y, [2.5, 40.0])  # at 30 of the first episode, which both played
 
@@ -249,17 +251,17 @@ def test_the_aggregates_are_over_the_datasets_that_most_algorithms_share(tmp_pat
         for dataset in datasets:
             make_run(tmp_path / name / dataset, each(100, 90), name, f"builtin:{dataset}/medium")
     make_run(tmp_path / "raw" / "w", each(1e6), "a", "builtin:w/medium", reference=None)
-    places, names = report.common(report.gather([tmp_path]))
+    places, names = collect.common(collect.gather([tmp_path]))
     assert len(places) == 3
     assert list(names) == ["a", "b"]
 
 
 def test_numbers_are_aligned_and_signed(made):
-    assert page.number(-1.25, 0.5, 2).value == -1.25
-    assert "−1.25" in page.number(-1.25, 0.5, 2).text
-    assert page.number(float("nan"), reason="x: how").note == "x"
-    assert page.significant(123456.0) == "1.23e+05"
-    assert page.significant(-0.5) == "−0.5"
+    assert html.number(-1.25, 0.5, 2).value == -1.25
+    assert "−1.25" in html.number(-1.25, 0.5, 2).text
+    assert html.number(float("nan"), reason="x: how").note == "x"
+    assert html.significant(123456.0) == "1.23e+05"
+    assert html.significant(-0.5) == "−0.5"
 
 
 @pytest.fixture
@@ -270,7 +272,7 @@ def command(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["offrl.report", *arguments])
         status = 0
         try:
-            report.main()
+            offrl.report.main()
         except SystemExit as end:
             status = int(end.code or 0)
         return status, *capsys.readouterr()
@@ -326,12 +328,12 @@ def test_data_are_loaded_where_they_lie_and_never_fetched(tmp_path, monkeypatch)
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: pytest.fail("fetched"))
     for name in ("builtin:hopper/medium", "d4rl:hopper-medium-v2", "minari:mujoco/hopper/medium-v0", "file:gone.npz"):
         run = make_run(tmp_path / name.replace("/", "-"), {}, dataset=name)
-        assert report.at_hand(run) is None
+        assert collect.at_hand(run) is None
     rows = 40
     np.savez(tmp_path / "log.npz", observations=np.ones((rows, 11)), actions=np.zeros((rows, 3)), rewards=np.ones(rows),
              terminals=np.arange(rows) % 10 == 9)  # fmt: skip
     run = make_run(tmp_path / "file", {0: {30: [1.0]}}, dataset=f"file:{tmp_path / 'log.npz'}")
-    dataset = report.at_hand(run)
+    dataset = collect.at_hand(run)
     assert dataset is not None
     report.make([run.path], tmp_path / "changed.html")
     assert "they are not those of the runs" in (tmp_path / "changed.html").read_text()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,10 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, found by search, in the page's font
     "svg.hashsalt": "offrl",
 }
+
+
+Save = Callable[[str, Figure], Html]
+"""Keeps a picture under a name and returns its markup."""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from offrl.errors import UserError
 from offrl.learning.policies import Memory, Policy
 from offrl.playing.evaluation import evaluate_run
 from offrl.runs.run import Run
-from offrl.selection import diagnostics
+from offrl.selection.diagnostics import base, keeping
 
 MEMORY = """
     def start(state, n):
@@ -70,11 +70,11 @@ def test_a_diagnostic_leaves_policies_with_memory_out_and_says_so():
 
     def measure(pool):
         assert all(candidate is plain for candidate in pool.candidates)
-        return {"score": diagnostics.without_error(np.arange(1.0, len(pool) + 1))}
+        return {"score": base.without_error(np.arange(1.0, len(pool) + 1))}
 
-    measurement = diagnostics.Measurement("score", (diagnostics.Diagnostic("score", "high", ""),), measure)
-    found = diagnostics._apply(measurement, Few([plain, remembering, plain]))["score"]
+    measurement = base.Measurement("score", (base.Diagnostic("score", "high", ""),), measure)
+    found = keeping.apply(measurement, Few([plain, remembering, plain]))["score"]
     np.testing.assert_array_equal(found.value, [1, np.nan, 2])
     assert found.reasons == ["", "not applicable: the policy has memory", ""]
-    only = diagnostics._apply(measurement, Few([remembering]))["score"]
+    only = keeping.apply(measurement, Few([remembering]))["score"]
     assert only.reasons == ["not applicable: the policy has memory"]

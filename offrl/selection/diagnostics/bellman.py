@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offrl.selection.diagnostics import (
+from offrl.selection.diagnostics.base import (
     Diagnostic,
     Measurement,
     Scores,

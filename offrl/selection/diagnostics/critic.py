@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from offrl.algorithms import iql
-from offrl.selection.diagnostics import (
+from offrl.selection.diagnostics.base import (
     Diagnostic,
     Measurement,
     Scores,

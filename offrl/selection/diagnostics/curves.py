@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-import offrl.selection.diagnostics
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
+from offrl.selection.diagnostics import critic, keeping, support
+from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
 from offrl.selection.diagnostics.critic import (
     NOT_HELD_OUT,
     all_not_applicable,
@@ -306,7 +306,8 @@ def workflow(pool: Pool) -> pd.DataFrame:
     healthy one and the numbers stand without a claim.
     """
     needed = ["dataset_q", "underfit", "td", "fit", "action_distances"]
-    table, replicates = offrl.selection.diagnostics.measure(pool, needed)
+    known = {m.name: m for family in (critic, support) for m in family.MEASUREMENTS} | {m.name: m for m in MEASUREMENTS}
+    table, replicates = keeping.run(pool, [known[name] for name in needed])
     values = table.pivot(index="candidate", columns="diagnostic", values="value").reindex(pool.table["candidate"])
     members: dict[Any, list[int]] = {}
     for i, candidate in enumerate(pool.candidates):

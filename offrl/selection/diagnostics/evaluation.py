@@ -28,11 +28,11 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
 from offrl.learning.networks import MLP
 from offrl.learning.updates import adam_init, adam_step
-from offrl.selection.diagnostics import (
+from offrl.selection.diagnostics import keeping
+from offrl.selection.diagnostics.base import (
     Diagnostic,
     Measurement,
     Scores,
-    measure,
     not_applicable,
     over_episodes,
     quotients,
@@ -273,7 +273,7 @@ def measure_fqe_heads(pool: Pool) -> dict[str, Scores]:
 
 def measure_fqe(pool: Pool) -> dict[str, Scores]:
     """From the heads' values, which are kept with the runs: mean, spread, bound, and whether the heads agree."""
-    table, replicates = measure(pool, ["fqe_heads"])
+    table, replicates = keeping.run(pool, MEASUREMENTS[:1])
     heads = [table[table.diagnostic == name] for name in FQE_HEADS]
     value = np.stack([head.value.to_numpy() for head in heads])
     drawn = np.stack([replicates.get(name, np.full((len(pool), RESAMPLES), np.nan)) for name in FQE_HEADS])

@@ -15,7 +15,7 @@ import numpy as np
 
 from offrl.algorithm import Algorithm, Spec
 from offrl.data.transforms import transform_observations
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, over_episodes, without_error
+from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, over_episodes, without_error
 from offrl.selection.diagnostics.critic import critic_rows, no_critic, own_q
 from offrl.selection.diagnostics.support import split_name, split_rows
 from offrl.selection.pool import Candidate, Pool

@@ -31,7 +31,7 @@ from offrl.data.transforms import Preprocessing, observation_statistics
 from offrl.learning.models import dynamics
 from offrl.learning.models.dynamics import DynamicsConfig, Ensemble
 from offrl.learning.models.penalties import PENALTIES
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, quotients, spread
+from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, quotients, spread
 from offrl.selection.diagnostics.evaluation import DISCOUNT, NO_HELD_OUT, NOT_FINITE, behaviour, values_of
 from offrl.selection.diagnostics.features import standardiser
 from offrl.selection.pool import RESAMPLES, Candidate, Pool

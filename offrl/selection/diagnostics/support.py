@@ -16,7 +16,7 @@ import numpy as np
 
 from offrl.learning.networks import MLP, gaussian_log_prob
 from offrl.learning.updates import adam_init, adam_step
-from offrl.selection.diagnostics import Diagnostic, Measurement, Scores, not_applicable, over_episodes, ratio
+from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, not_applicable, over_episodes, ratio
 from offrl.selection.diagnostics.critic import NOT_HELD_OUT, of_means
 from offrl.selection.pool import Pool, Rows, in_chunks
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offrl.data import Dataset, check_environment, load
+from offrl.data import Dataset, Preprocessing, check_environment, load, preprocess
+from offrl.data.transforms import actions_from_unit_box
 from offrl.errors import UserError
 
 
@@ -85,8 +86,12 @@ def test_a_clean_log_loads_without_a_warning(tmp_path):
         ({"rewards": np.zeros(6)}, r"rewards has 6 rows but observations has 7"),
         ({"next_observations": np.zeros((7, 3))}, r"next_observations has 3 columns but observations has 2"),
         ({"terminals": np.full(7, 2)}, r"terminations must be 0 or 1, but row 0 is 2"),
-        ({"actions": np.zeros((7, 1), int)}, r"discrete actions"),
-        ({"observations": np.zeros((7, 4, 4, 3)), "next_observations": None}, r"not images"),
+        ({"actions": np.zeros((7, 2), int)}, r"discrete actions of 2 columns"),
+        ({"actions": np.arange(7) - 1}, r"discrete, 0 to 1, but 5 of 7 rows .* row 0 \(episode 0, step 0\) with -1"),
+        (
+            {"observations": np.zeros((7, 4, 4, 3)), "next_observations": None},
+            r"of float64; vectors .* or images of uint8",
+        ),
         (
             {"rewards": None},
             r"no column for rewards .* it has observations, next_observations, actions.*columns.rewards",
@@ -228,3 +233,43 @@ def test_warnings_are_shown_once(tmp_path, capsys):
     shown = capsys.readouterr().err
     assert shown.count("the reward is 1 in every step") == 1
     assert shown.startswith("warning: file:")
+
+
+def test_whole_numbered_actions_are_discrete_and_one_hot_in_the_views(tmp_path):
+    arrays = log(actions=np.array([0, 2, 1, 2, 0, 0, 1]))
+    data = read(tmp_path, arrays, action_low=None, action_high=None)
+    assert found(data, "taken as the 3 that the data hold")
+    assert (data.discrete, data.action_dim, data.actions.dtype, data.actions.shape) == (True, 3, np.int32, (7, 1))
+    assert data.transforms == ({"name": "one-hot actions", "count": 3},)
+    view = data.transitions()
+    np.testing.assert_array_equal(view.actions, np.eye(3, dtype=np.float32)[arrays["actions"]])
+    assert view.next_actions[3].tolist() == [0, 0, 0]  # the end of an episode
+    prepared = preprocess(data, Preprocessing(action_margin=0.1))
+    assert prepared.transforms == data.transforms
+    np.testing.assert_array_equal(actions_from_unit_box(data.transforms, view.actions), data.actions)
+
+
+def test_the_environment_may_have_more_actions_than_the_data(tmp_path):
+    data = read(tmp_path, log(actions=np.array([[0], [1], [1], [1], [0], [0], [1]])), action_high=3)
+    assert (data.action_dim, data.warnings) == (4, ())
+    with pytest.raises(UserError, match="discrete, 0 to 1, but 1 of 7 rows have others"):
+        read(tmp_path, log(actions=np.array([0, 1, 2, 1, 0, 0, 1])), action_high=1)
+
+
+def test_images_stay_bytes_from_the_file_to_the_view(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
+    following = np.concatenate([images[1:], images[:1]])
+    following[3] = 9
+    data = read(tmp_path, log(observations=images, next_observations=following))
+    assert (data.observations.shape, data.observations.dtype, data.observation_dim) == ((9, 4, 5, 3), np.uint8, 60)
+    view = preprocess(data, Preprocessing(observations="standardize")).transitions()
+    assert view.observations.dtype == view.next_observations.dtype == np.uint8
+    np.testing.assert_array_equal(view.observations, images)
+    np.testing.assert_array_equal(view.next_observations, following)
+
+
+def test_one_step_episodes_that_all_lost_their_next_observation_are_refused(tmp_path):
+    arrays = log((1,) * 6, next_observations=None, terminals=np.zeros(6, bool), timeouts=np.ones(6, bool))
+    with pytest.raises(UserError, match="no row is left to learn from: all 6 episodes have one step") as caught:
+        read(tmp_path, arrays)
+    assert "\n" not in str(caught.value)

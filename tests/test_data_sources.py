@@ -101,7 +101,7 @@ def test_episode_terminals_end_an_episode_without_terminating_it(tmp_path):
     assert len(data.transitions().rewards) == 5
     with h5py.File(path, "a") as file:
         file["discrete_action"][()] = True
-    with pytest.raises(UserError, match="discrete actions"):
+    with pytest.raises(UserError, match="discrete_action is set, but its actions are not whole numbers"):
         load(f"file:{path}", **BOX)
 
 
@@ -237,11 +237,18 @@ def test_goal_conditioned_observations_are_flattened_in_sorted_order(store):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_discrete_actions_are_refused(store):
-    episode = buffer(np.zeros((4, 3), np.float32), np.zeros(3, np.int64), False)
-    minari_dataset("test/discrete-v0", box(3), gymnasium.spaces.Discrete(2), [episode])
-    with pytest.raises(UserError, match=r"minari:test/discrete-v0 has discrete actions \(Discrete\)"):
-        load("minari:test/discrete-v0")
+def test_discrete_actions_are_counted_by_their_space(store):
+    episode = buffer(np.eye(4, 3, dtype=np.float32), np.array([0, 1, 1]), False)
+    minari_dataset("test/discrete-v0", box(3), gymnasium.spaces.Discrete(4), [episode])
+    data = load("minari:test/discrete-v0", quiet=True)
+    assert (data.discrete, data.action_dim, data.actions.tolist()) == (True, 4, [[0], [1], [1]])
+    minari_dataset("test/from-one-v0", box(3), gymnasium.spaces.Discrete(4, start=1), [episode])
+    with pytest.raises(UserError, match="count from 1; only from 0"):
+        load("minari:test/from-one-v0")
+    switches = buffer(np.eye(4, 3, dtype=np.float32), np.zeros((3, 2), np.int8), False)
+    minari_dataset("test/switches-v0", box(3), gymnasium.spaces.MultiBinary(2), [switches])
+    with pytest.raises(UserError, match=r"minari:test/switches-v0 has .* \(MultiBinary\)"):
+        load("minari:test/switches-v0")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -146,13 +146,18 @@ def draw_card(dataset: Dataset, path: Path) -> Path:
     counts = [np.histogram(np.clip(column, -1, 1), bins)[0] for column in unit.T]
     share_of_steps = np.stack(counts, axis=1) / dataset.steps
     image = actions.pcolormesh(
-        np.arange(dataset.action_dim + 1) - 0.5, bins, np.sqrt(share_of_steps), cmap="Blues", vmin=0, edgecolors="none"
+        np.arange(dataset.actions.shape[1] + 1) - 0.5,
+        bins,
+        np.sqrt(share_of_steps),
+        cmap="Blues",
+        vmin=0,
+        edgecolors="none",
     )
     ticks = np.linspace(0, np.sqrt(share_of_steps.max()), 5)
     bar = figure.colorbar(image, ax=actions, ticks=ticks, pad=0.01)
     bar.ax.set_yticklabels([f"{tick**2:.1%}" for tick in ticks], fontsize=8)
     bar.set_label("share of steps", fontsize=8)
-    actions.set_xticks(range(0, dataset.action_dim, max(1, dataset.action_dim // 30)))
+    actions.set_xticks(range(0, dataset.actions.shape[1], max(1, dataset.actions.shape[1] // 30)))
     actions.set_xlabel("action dimension")
     actions.set_ylabel("place in the action box")
     actions.set_yticks([-1, 0, 1], ["low", "middle", "high"])

@@ -24,6 +24,7 @@ def check(
     check_actions(episodes, clip_actions)
     check_ends(episodes)
     check_time_limit_terminations(episodes, keep_terminations)
+    check_rows_left(episodes)
     check_lost_final_observations(episodes)
     check_duplicates(episodes)
     check_variation(episodes)
@@ -94,6 +95,9 @@ def check_finite(episodes: Episodes) -> None:
 def check_actions(episodes: Episodes, clip_actions: bool) -> None:
     """Refuses actions outside the box unless they may be clipped. Where the source has no box, the data give it."""
     actions = episodes.actions
+    if actions.dtype.kind in "iu":
+        check_discrete_actions(episodes)
+        return
     if episodes.action_low is None or episodes.action_high is None:
         low, high = actions.min(axis=0), actions.max(axis=0)
         if (low >= -1 - BOX_TOLERANCE).all() and (high <= 1 + BOX_TOLERANCE).all():
@@ -134,6 +138,26 @@ def check_actions(episodes: Episodes, clip_actions: bool) -> None:
             raise UserError(f"{episodes.name}: {what}; pass clip_actions to clip them")
         episodes.warnings.append(f"{what}; clipped")
         episodes.actions = np.clip(actions, low, high)
+
+
+def check_discrete_actions(episodes: Episodes) -> None:
+    """Refuses actions that are not 0, 1, ..., n - 1. Where the source has no n, the data give it."""
+    actions, high = episodes.actions, episodes.action_high
+    if high is None:
+        high = actions.max(axis=0)
+        episodes.warnings.append(
+            f"how many discrete actions there are is unknown and taken as the {int(high[0]) + 1} that the data hold; "
+            "name the environment (env_id) or give action_high"
+        )
+    count = int(np.asarray(high).reshape(-1)[0]) + 1
+    outside = np.flatnonzero((actions < 0) | (actions >= count))
+    if outside.size:
+        raise UserError(
+            f"{episodes.name}: whole-numbered actions are discrete, 0 to {count - 1}, but {outside.size} of "
+            f"{len(actions)} rows have others, the first {_place(episodes, outside[0])} with {actions[outside[0], 0]} "
+            "(where actions are continuous, store them as floating-point numbers)"
+        )
+    episodes.action_low, episodes.action_high = np.zeros(1, np.float32), np.array([count - 1], np.float32)
 
 
 def check_ends(episodes: Episodes) -> None:
@@ -195,6 +219,17 @@ def check_lost_final_observations(episodes: Episodes) -> None:
         )
 
 
+def check_rows_left(episodes: Episodes) -> None:
+    """Refuses data of which every step lost its next observation: there is no transition to learn from."""
+    if (episodes.lengths == 1).all() and not (
+        episodes.final_observation_known | episodes.terminations[episodes.ends]
+    ).any():
+        raise UserError(
+            f"{episodes.name}: no row is left to learn from: all {len(episodes.lengths)} episodes have one step, "
+            "truncated without the observation after it; add next_observations, or terminations where episodes end"
+        )
+
+
 def check_duplicates(episodes: Episodes) -> None:
     """Warns of episodes that are the same step by step."""
     starts = episodes.starts
@@ -230,7 +265,7 @@ def check_variation(episodes: Episodes) -> None:
         still = np.flatnonzero(values.min(axis=0) == values.max(axis=0))
         if still.size:
             places = ", ".join(map(str, still[:8].tolist())) + (", ..." if still.size > 8 else "")
-            episodes.warnings.append(f"{still.size} of {values.shape[1]} {column} dimensions never change: {places}")
+            episodes.warnings.append(f"{still.size} of {values[0].size} {column} dimensions never change: {places}")
 
 
 def check_environment(

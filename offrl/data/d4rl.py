@@ -154,8 +154,6 @@ def _read_file(path: Path, label: str, entry: Entry | None) -> Episodes:
             f"{label}: {path} is not in D4RL's layout: {', '.join(missing)} missing; try file:{path} with columns"
         )
     columns: dict[str, Any] = {COLUMNS[key]: arrays[key] for key in COLUMNS if key in arrays}
-    if columns["actions"].dtype.kind in "iub":
-        raise UserError(f"{label} has discrete actions, which are not supported")
     name = entry.name if entry else path.stem
     environment = next(value for prefix, value in _ENVIRONMENTS if name.startswith(prefix))
     warnings = []

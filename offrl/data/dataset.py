@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offrl.data.transforms import (
+    ONE_HOT,
     UNIT_BOX,
     Transform,
     actions_to_unit_box,
     find,
+    one_hot,
     transform_observations,
     transform_rewards,
     unit_box,
@@ -90,13 +92,15 @@ class Sequences(NamedTuple):
 class Dataset:
     """Whole episodes, raw. Build one with `offrl.data.load`, which checks it.
 
-    observations: float32 [steps + episodes, observation_dim]; the block of an episode holds length + 1 rows.
-    actions: float32 [steps, action_dim], in the units of the source; rewards: float32 [steps].
+    observations: float32 [steps + episodes, observation_dim], or images, uint8 [steps + episodes, H, W, C]; the block
+      of an episode holds length + 1 rows.
+    actions: float32 [steps, action_dim], in the units of the source, or discrete, int32 [steps, 1], counted from 0;
+      rewards: float32 [steps].
     terminations, truncations: bool [steps]; only the last step of an episode carries one.
     lengths: int64 [episodes], steps of each episode.
     final_observation_known: bool [episodes]; False where the source lost the observation after the last action: that
       row is a copy of the one before, and the step is left out of the views that need it.
-    action_low, action_high: float32 [action_dim], the action box.
+    action_low, action_high: float32 [action_dim], the action box; of n discrete actions [0] and [n - 1].
     env_id, env_kwargs: the Gymnasium environment the source names, or None; time_limit: its step limit, or None.
     reference: for normalised scores, or None. successes: bool [episodes], `info["success"]` at any step, or None.
     observation_layout: for flattened Dict observations what stands where, e.g. ("achieved_goal[2]", "observation[4]").
@@ -124,13 +128,18 @@ class Dataset:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if find(self.transforms, UNIT_BOX) is None:
-            box = unit_box(self.action_low, self.action_high)
-            object.__setattr__(self, "transforms", (box, *self.transforms))
+        if find(self.transforms, UNIT_BOX) is None and find(self.transforms, ONE_HOT) is None:
+            object.__setattr__(self, "transforms", (self.action_transform(), *self.transforms))
         for name in ("observations", "actions", "rewards", "terminations", "truncations", "lengths"):
             view = getattr(self, name).view()
             view.flags.writeable = False  # views and fingerprint are cached
             object.__setattr__(self, name, view)
+
+    def action_transform(self, margin: float = 0.0) -> Transform:
+        """What the views do to actions; margin: see `unit_box`, nothing for discrete actions."""
+        if self.discrete:
+            return one_hot(int(self.action_high[0]) + 1)
+        return unit_box(self.action_low, self.action_high, margin)
 
     # Sizes and places
 
@@ -144,11 +153,17 @@ class Dataset:
 
     @property
     def observation_dim(self) -> int:
-        return self.observations.shape[1]
+        """Numbers in one observation."""
+        return int(np.prod(self.observations.shape[1:]))
+
+    @property
+    def discrete(self) -> bool:
+        return self.actions.dtype.kind in "iu"
 
     @property
     def action_dim(self) -> int:
-        return self.actions.shape[1]
+        """Numbers in one action as the views give it: of discrete actions how many there are."""
+        return int(self.action_high[0]) + 1 if self.discrete else self.actions.shape[1]
 
     @cached_property
     def starts(self) -> np.ndarray:

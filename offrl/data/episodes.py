@@ -68,13 +68,13 @@ def from_rows(
     for column, values in columns.items():
         if values is not None and len(values) != rows:
             raise UserError(f"{name}: {column} has {len(values)} rows but observations has {rows}; they must be equal")
-    observations, actions = as_matrix(name, "observations", observations), as_matrix(name, "actions", actions)
+    observations, actions = as_observations(name, "observations", observations), as_actions(name, actions)
     if next_observations is not None:
-        next_observations = as_matrix(name, "next_observations", next_observations)
+        next_observations = as_observations(name, "next_observations", next_observations)
         if next_observations.shape != observations.shape:
             raise UserError(
-                f"{name}: next_observations has {next_observations.shape[1]} columns but observations has "
-                f"{observations.shape[1]}; they must be equal"
+                f"{name}: next_observations has {_size(next_observations)} columns but observations has "
+                f"{_size(observations)}; they must be equal"
             )
     rewards = as_vector(name, "rewards", rewards).astype(np.float32)
     terminations = as_flags(name, "terminations", terminations)
@@ -109,14 +109,14 @@ def from_rows(
     end_rows = np.flatnonzero(last)
     lengths = np.diff(end_rows, prepend=-1)
     count = len(end_rows)
-    blocks = np.empty((rows + count, observations.shape[1]), np.float32)
+    blocks = np.empty((rows + count, *observations.shape[1:]), np.uint8 if observations.ndim > 2 else np.float32)
     blocks[np.arange(rows) + np.repeat(np.arange(count), lengths)] = observations
     final = end_rows + np.arange(count) + 1
     blocks[final] = observations[end_rows] if next_observations is None else next_observations[end_rows]
     return Episodes(
         name=name,
         observations=blocks,
-        actions=actions.astype(np.float32),
+        actions=actions,
         rewards=rewards,
         terminations=terminations,
         truncations=last & ~terminations,
@@ -129,6 +129,25 @@ def from_rows(
     )
 
 
+def as_observations(name: str, column: str, values: np.ndarray) -> np.ndarray:
+    """Vectors [rows, dim], or images uint8 [rows, H, W, C]."""
+    values = np.asarray(values)
+    return values if values.ndim == 4 and values.dtype == np.uint8 else as_matrix(name, column, values)
+
+
+def as_actions(name: str, values: np.ndarray) -> np.ndarray:
+    """float32 [rows, dim]; integers are discrete actions, int32 [rows, 1]."""
+    values = as_matrix(name, "actions", values)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    if values.shape[1] != 1:
+        raise UserError(
+            f"{name} has discrete actions of {values.shape[1]} columns; only one per step is supported (where they are "
+            "continuous, store them as floating-point numbers)"
+        )
+    return values.astype(np.int32)
+
+
 def as_matrix(name: str, column: str, values: np.ndarray) -> np.ndarray:
     """[rows, dim]; a vector becomes one column, further axes of size 1 are dropped."""
     values = _numeric(name, column, values)
@@ -138,8 +157,8 @@ def as_matrix(name: str, column: str, values: np.ndarray) -> np.ndarray:
         values = values.reshape(len(values), -1)
     if values.ndim != 2:
         raise UserError(
-            f"{name}: {column} has the shape {values.shape}; only vectors per step [rows, dim] are "
-            "supported, not images"
+            f"{name}: {column} has the shape {values.shape} of {values.dtype}; vectors [rows, dim] or images of uint8 "
+            "[rows, height, width, channels] are supported"
         )
     return values
 
@@ -171,7 +190,13 @@ def _numeric(name: str, column: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
+def _size(values: np.ndarray) -> str:
+    return " x ".join(map(str, values.shape[1:]))
+
+
 def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """bool [rows]: beyond rounding to single precision. NaN is left to the check for NaN."""
+    if a.dtype == np.uint8:
+        return (a != b).reshape(len(a), -1).any(axis=1)
     with np.errstate(invalid="ignore"):
         return (np.abs(a - b) > 1e-5 + 1e-5 * np.abs(b)).any(axis=1)

@@ -64,11 +64,10 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
     assert actions is not None
     assert rewards is not None
     discrete = arrays.get("discrete_action")
-    if (discrete is not None and bool(np.all(discrete))) or actions.dtype.kind in "iub":
-        raise UserError(
-            f"{name} has discrete actions ({actions.dtype}), which are not supported; choose a log "
-            "with real-valued actions"
-        )
+    if discrete is not None and bool(np.all(discrete)) and actions.dtype.kind == "f":
+        if not np.array_equal(actions, np.round(actions)):
+            raise UserError(f"{name}: discrete_action is set, but its actions are not whole numbers; remove that flag")
+        actions = actions.astype(np.int32)
     rows = len(rewards)
     ends = _ends(name, found, rows)
     terminations = found["terminations"]

@@ -49,8 +49,8 @@ def is_local(dataset_id: str) -> bool:
 def read(dataset_id: str, name: str | None = None) -> Episodes:
     """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to ask.
 
-    Dict observations are flattened as in `offrl.data.flatten`. Raises `UserError` for discrete actions, images, a
-    dataset that is neither local nor to be downloaded, and files that cannot be read.
+    Dict observations are flattened as in `offrl.data.flatten`. Raises `UserError` for spaces that are not
+    supported, a dataset that is neither local nor to be downloaded, and files that cannot be read.
     """
     name = name or f"minari:{dataset_id}"
     folder = store() / local_id(dataset_id) / "data"
@@ -140,9 +140,12 @@ def _decode(value: Any) -> Any:
 
 def _action_box(name: str, space: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     kind = space["type"]
+    if kind == "Discrete":
+        if space.get("start", 0) != 0:
+            raise UserError(f"{name} has discrete actions that count from {space['start']}; only from 0 is supported")
+        return np.zeros(1, np.float32), np.array([space["n"] - 1], np.float32)
     if kind != "Box":
-        problem = "discrete actions" if "Discrete" in kind or "Binary" in kind else f"actions of the space {kind}"
-        raise UserError(f"{name} has {problem} ({kind}), which are not supported; choose a dataset with Box actions")
+        raise UserError(f"{name} has actions that are not supported ({kind}); the action space must be Box or Discrete")
     shape = tuple(space["shape"])
     low, high = (np.broadcast_to(np.asarray(space[side], np.float32), shape).reshape(-1) for side in ("low", "high"))
     return low.copy(), high.copy()
@@ -229,7 +232,8 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
         key: np.concatenate([part[key] for part in parts])
         for key in ("actions", "rewards", "terminations", "truncations")
     }
-    actions = flat["actions"].reshape(len(flat["actions"]), -1).astype(np.float32)
+    actions = flat["actions"].reshape(len(flat["actions"]), -1)
+    actions = actions.astype(np.int32 if actions.dtype.kind in "iu" else np.float32)
     terminations, truncations = flat["terminations"].astype(bool), flat["truncations"].astype(bool)
     has_success = all("success" in part for part in parts)
 

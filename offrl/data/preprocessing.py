@@ -18,15 +18,15 @@ from offrl.data.transforms import (
     STANDARDIZE,
     Preprocessing,
     Transform,
-    unit_box,
 )
 from offrl.errors import UserError
 
 
 def preprocess(train: Dataset, preprocessing: Preprocessing) -> Dataset:
     """`train` with the transforms that `preprocessing` asks for, their statistics computed from `train` alone."""
-    transforms: list[Transform] = [unit_box(train.action_low, train.action_high, preprocessing.action_margin)]
-    if preprocessing.observations == "standardize":
+    transforms: list[Transform] = [train.action_transform(preprocessing.action_margin)]
+    images = train.observations.dtype == np.uint8
+    if preprocessing.observations == "standardize" and not images:  # a network scales those
         observations = train.observations[train.observation_rows].astype(np.float64)
         transforms.append(
             {

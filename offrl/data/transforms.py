@@ -16,6 +16,7 @@ from offrl.errors import UserError, nearest
 
 Transform = dict[str, Any]
 UNIT_BOX = "actions to unit box"
+ONE_HOT = "one-hot actions"
 STANDARDIZE = "standardize observations"
 RETURN_RANGE = "rewards by return range"
 REWARD_STD = "rewards by standard deviation"
@@ -74,6 +75,11 @@ def unit_box(low: np.ndarray, high: np.ndarray, margin: float = 0.0) -> Transfor
     }
 
 
+def one_hot(count: int) -> Transform:
+    """The transform that makes a vector of `count` zeros and a one of a discrete action; in place of the unit box."""
+    return {"name": ONE_HOT, "count": int(count)}
+
+
 def find(transforms: Iterable[Transform], name: str) -> Transform | None:
     """The recorded transform of that name, or None."""
     return next((transform for transform in transforms if transform["name"] == name), None)
@@ -92,7 +98,9 @@ def observation_statistics(transforms: Iterable[Transform], observation_dim: int
 
 
 def transform_observations(transforms: Iterable[Transform], observations: np.ndarray) -> np.ndarray:
-    """Raw observations [..., observation_dim] as the policy sees them, float32."""
+    """Raw observations [..., observation_dim] as the policy sees them, float32; images (uint8) as they are."""
+    if observations.dtype == np.uint8:  # a network divides by 255: a quarter of the memory until then
+        return observations
     mean, std = observation_statistics(transforms, observations.shape[-1])
     return ((observations - mean) / std).astype(np.float32)
 
@@ -109,7 +117,12 @@ def transform_rewards(transforms: Iterable[Transform], rewards: np.ndarray) -> n
 
 
 def actions_to_unit_box(transforms: Iterable[Transform], actions: np.ndarray) -> np.ndarray:
-    """Actions in the source's units [..., action_dim] to [-1, 1] (clipped there, or to +-(1 - margin)), float32."""
+    """Actions in the source's units [..., action_dim] to [-1, 1] (clipped there, or to +-(1 - margin)), float32.
+
+    Discrete actions [..., 1] become one-hot vectors [..., count].
+    """
+    if (discrete := find(transforms, ONE_HOT)) is not None:
+        return (actions == np.arange(discrete["count"])).astype(np.float32)
     transform = find(transforms, UNIT_BOX)
     assert transform is not None, "every dataset records its action box"
     low, high = np.asarray(transform["low"]), np.asarray(transform["high"])
@@ -118,7 +131,12 @@ def actions_to_unit_box(transforms: Iterable[Transform], actions: np.ndarray) ->
 
 
 def actions_from_unit_box(transforms: Iterable[Transform], actions: np.ndarray) -> np.ndarray:
-    """Actions in [-1, 1] (clipped to it) back to the source's units, float32: what the environment is given."""
+    """Actions in [-1, 1] (clipped to it) back to the source's units, float32: what the environment is given.
+
+    One-hot vectors [..., count] (or preferences: the largest counts) become discrete actions, int32 [..., 1].
+    """
+    if find(transforms, ONE_HOT) is not None:
+        return np.argmax(actions, axis=-1)[..., None].astype(np.int32)
     transform = find(transforms, UNIT_BOX)
     assert transform is not None, "every dataset records its action box"
     low, high = np.asarray(transform["low"]), np.asarray(transform["high"])

@@ -21,7 +21,7 @@ from offrl.learning.networks import MLP, DeterministicActor, categorical_log_pro
 from offrl.learning.policies import Policy
 from offrl.learning.updates import adam_init, adam_step, sample_batch
 
-SUPPORTS = ("continuous", "discrete")
+SUPPORTS = ("continuous", "discrete", "image")
 
 
 @flax.struct.dataclass

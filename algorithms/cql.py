@@ -52,7 +52,7 @@ HIDDEN_BIAS_INIT = nn.initializers.constant(0.1)
 ACTIVATIONS = {"relu": nn.relu, "elu": nn.elu}
 MAX_MULTIPLIER = 1e6
 NEVER = 1e9  # a bound that no gap and no reward reaches
-SUPPORTS = ("continuous", "discrete")
+SUPPORTS = ("continuous", "discrete", "image")
 
 
 @flax.struct.dataclass
@@ -235,8 +235,9 @@ def sample_actions(keys: jax.Array, state: State, batch: Transitions, config: Co
 
 def values(params: Any, observations: jax.Array, actions: jax.Array, config: Config) -> jax.Array:
     """Q of several actions [k, rows, action_dim] per observation [rows, observation_dim]: [critics, k, rows]."""
-    repeated = jnp.broadcast_to(observations, (len(actions), *observations.shape))
-    return critic_network(config).apply(params, repeated, actions)
+    if observations.dtype != jnp.uint8:  # of images the critic repeats the features
+        observations = jnp.broadcast_to(observations, (len(actions), *observations.shape))
+    return critic_network(config).apply(params, observations, actions)
 
 
 def alpha_loss(log_alpha: jax.Array, key: jax.Array, state: State, batch: Transitions, config: Config):

@@ -36,7 +36,7 @@ from offrl.learning.updates import adam_init, adam_step, copy, sample_batch
 KERNEL_INIT = nn.initializers.orthogonal(2**0.5)
 LOG_STD_RANGE = (-5.0, 2.0)
 MAX_WEIGHT = 100.0
-SUPPORTS = ("continuous", "discrete")
+SUPPORTS = ("continuous", "discrete", "image")
 
 
 @flax.struct.dataclass

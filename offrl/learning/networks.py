@@ -1,6 +1,7 @@
 """Standard networks, in flax.linen: what several algorithms share and none of them is about.
 
-Observations are [..., observation_dim], actions [..., action_dim] in [-1, 1].
+Observations are [..., observation_dim], actions [..., action_dim] in [-1, 1]. Where observations are images, uint8
+[..., H, W, C], `MLP` and `Critic`, and so all that is made of them, begin with an `ImageEncoder` of their own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,25 @@ def torch_bias_init(fan_in: int) -> Initializer:
     return uniform_init(fan_in**-0.5)
 
 
+class ImageEncoder(nn.Module):
+    """Features [..., n] of images, uint8 [..., H, W, C], in [0, 1] from here on: three convolutions, flattened.
+
+    The kernels of the DQN's network (Mnih et al. 2015) with half of its channels; 512 features of 64 x 64 pixels.
+    """
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        x = images.astype(jnp.float32) / 255
+        for channels, size, stride in ((16, 8, 4), (32, 4, 2), (32, 3, 2)):
+            x = nn.relu(nn.Conv(channels, (size, size), (stride, stride), kernel_init=torch_kernel_init)(x))
+        return x.reshape(*x.shape[:-3], -1)
+
+
+def features(observations: jax.Array) -> jax.Array:
+    """Vectors as they are, images encoded; to be called in the compact method of a module, which gets the encoder."""
+    return ImageEncoder()(observations) if observations.dtype == jnp.uint8 else observations
+
+
 class MLP(nn.Module):
     """Layers of the given widths, ReLU unless `activation` is another, and a linear output.
 
@@ -48,6 +68,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
+        x = features(x)
         for width in self.hidden_dims:
             x = self.activation(self.dense(width, x, self.kernel_init, self.bias_init))
             if self.layer_norm:
@@ -155,7 +176,7 @@ def one_hot_sample(key: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 class Critic(nn.Module):
-    """Q(s, a), [...]."""
+    """Q(s, a), [...]. Observations may lack leading axes of the actions, so that an image is encoded once."""
 
     hidden_dims: tuple[int, ...]
     kernel_init: Initializer | None = None
@@ -166,7 +187,8 @@ class Critic(nn.Module):
 
     @nn.compact
     def __call__(self, observations: jax.Array, actions: jax.Array) -> jax.Array:
-        inputs = jnp.concatenate([observations, actions], -1)
+        seen = features(observations)
+        inputs = jnp.concatenate([jnp.broadcast_to(seen, (*actions.shape[:-1], seen.shape[-1])), actions], -1)
         network = MLP(
             self.hidden_dims,
             1,

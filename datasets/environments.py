@@ -90,14 +90,16 @@ class SepsisTables(NamedTuple):
 
 @functools.cache
 def sepsis_tables() -> SepsisTables:
-    """The tables in the package icu-sepsis, which is not imported for it: that would need the old `gym`.
+    """The tables in the package icu-sepsis, which is not imported: that would import the old `gym`, of numpy 1.
 
     Raises:
         UserError: the package is missing, or holds other tables.
     """
     package = importlib.util.find_spec("icu_sepsis")
     if package is None or not package.submodule_search_locations:
-        raise UserError("ICU-Sepsis needs the tables of a package that is missing: pip install --no-deps icu-sepsis")
+        raise UserError(
+            "ICU-Sepsis: its tables are in the package icu-sepsis, which is missing; pip install 'offrl[sepsis]'"
+        )
     path = Path(package.submodule_search_locations[0]) / "envs" / "assets" / "dynamics.npz"
     try:
         with np.load(path, allow_pickle=False) as file:

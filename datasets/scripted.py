@@ -151,7 +151,7 @@ Of medium's actions {MEDIUM_UNIFORM:.0%} are uniformly random, of the ladder's e
 clinicians did. Medium follows the optimum in {MEDIUM_STATES:.0%} of the states and acts uniformly in the others; the
 ladder follows it in ever more states up to that. Rolling out and evaluating need the tables:
 
-    pip install --no-deps icu-sepsis""",
+    pip install -e '.[sepsis]'""",
     }[env]
     return f"""# {env} ({metadata["env_id"]})
 

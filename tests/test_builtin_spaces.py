@@ -123,7 +123,7 @@ def test_without_the_tables_one_line_says_what_to_install(store, monkeypatch):
     environments._sepsis_cumulative.cache_clear()
     monkeypatch.setattr(environments.importlib.util, "find_spec", lambda name: None)
     for attempt in (lambda: simulators.make(SEPSIS, {}), lambda: builtin.ensure("icu_sepsis", "medium", 100)):
-        with pytest.raises(UserError, match=r"^ICU-Sepsis needs .*: pip install --no-deps icu-sepsis$"):
+        with pytest.raises(UserError, match=r"^ICU-Sepsis: .*missing; pip install 'offrl\[sepsis\]'$"):
             attempt()
     assert minari.list_local_datasets() == {}
 

@@ -27,7 +27,8 @@ def table_of(folder: Path, returns: dict[str, dict[str, list[float]]], **options
     for algorithm, datasets in returns.items():
         for dataset, values in datasets.items():
             each = {i: {30: [value]} for i, value in enumerate(values)}
-            runs.append(make_run(folder / algorithm / dataset.replace("/", "-"), each, algorithm, dataset, **options))
+            place = folder / algorithm / dataset.replace("/", "-")
+            runs.append(make_run(place, each, algorithm, dataset, fingerprint=dataset, **options))
     return scores.scores(runs)
 
 

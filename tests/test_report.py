@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from made_runs import make_run, make_selection
 
+import offrl.data
 import offrl.report
 from offrl.errors import UserError
 from offrl.protocol import scores
@@ -249,8 +250,8 @@ def test_a_curve_is_of_the_same_members_and_episodes_throughout(tmp_path):
 def test_the_aggregates_are_over_the_datasets_that_most_algorithms_share(tmp_path):
     for name, datasets in (("a", "xyz"), ("b", "xyz"), ("c", "x")):
         for dataset in datasets:
-            make_run(tmp_path / name / dataset, each(100, 90), name, f"builtin:{dataset}/medium")
-    make_run(tmp_path / "raw" / "w", each(1e6), "a", "builtin:w/medium", reference=None)
+            make_run(tmp_path / name / dataset, each(100, 90), name, f"builtin:{dataset}/medium", dataset)
+    make_run(tmp_path / "raw" / "w", each(1e6), "a", "builtin:w/medium", "w", reference=None)
     places, names = collect.common(collect.gather([tmp_path]))
     assert len(places) == 3
     assert list(names) == ["a", "b"]
@@ -341,6 +342,25 @@ def test_data_are_loaded_where_they_lie_and_never_fetched(tmp_path, monkeypatch)
     run.write_info()
     found = report.make([run.path], tmp_path / "same.html")
     assert any("data-0-return" in name for name in found["pictures"])
+
+
+def test_a_file_named_by_two_paths_is_one_dataset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = 40
+    np.savez("log.npz", observations=np.ones((rows, 11)), actions=np.zeros((rows, 3)), rewards=np.ones(rows),
+             terminals=np.arange(rows) % 10 == 9)  # fmt: skip
+    fingerprint = offrl.data.load("file:log.npz").fingerprint
+    runs = [make_run(tmp_path / name, each(*range(i, i + 3)), name, f"file:{path}", fingerprint)
+            for i, (name, path) in enumerate({"bc": tmp_path / "gone.npz", "iql": "log.npz"}.items())]  # fmt: skip
+    scores.scores(runs[:1]).to_csv("scores.csv", index=False)
+    for paths in (runs[0].path, runs[1].path), (Path("scores.csv"), runs[1].path):
+        found = report.make(paths, tmp_path / "page.html")
+        assert {row["dataset"] for row in found["scores"]} == {"file:log.npz"}
+    found = report.make([run.path for run in runs], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>file:log.npz</h1>" in page
+    assert page.count("gone.npz") == 1  # told beside the data
+    assert any("data-0-return" in name for name in found["pictures"])  # of the path at which the file is
 
 
 def test_a_style_is_only_for_the_pictures():

@@ -145,6 +145,22 @@ def test_comparable_runs_stand_together_without_a_message(tmp_path):
     assert scores.labels(parts) == ["builtin:hopper/medium"]
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["file:/somewhere/log.npz", "file:log.npz"], "file:log.npz"),
+        (["file:log.npz", "builtin:hopper/medium"], "builtin:hopper/medium"),
+    ],
+)
+def test_a_dataset_is_known_by_its_fingerprint_and_shown_under_its_shortest_name(tmp_path, names, shown):
+    runs = [make_run(tmp_path / f"{i}", {0: EACH}, algorithm, name)
+            for i, (algorithm, name) in enumerate(zip(("bc", "iql"), names, strict=True))]  # fmt: skip
+    parts, messages = scores.groups(scores.scores(runs))
+    assert messages == []
+    assert scores.labels(parts) == [shown]
+    assert scores.summarize(parts[0])["algorithm"].unique().tolist() == ["bc", "iql"]
+
+
 def test_settings_are_told_apart_and_the_interval_is_over_members(tmp_path):
     runs = [
         make_run(

@@ -58,8 +58,21 @@ def scores(runs: Sequence[Run], selections: Iterable[Path] = ()) -> pd.DataFrame
         raise UserError("no run given; give one or more folders that offrl.train made")
     table = pd.DataFrame(rows)
     table["step"] = table["step"].astype("Int64")
+    table = one_name_each(table)
     table["setting"] = _settings(table)
     return table.drop(columns="options")
+
+
+def one_name(names: Iterable[str]) -> str:
+    """Of the names that one dataset goes by the one to show: the shortest, a file's only where there is no other."""
+    return min(names, key=lambda name: (name.startswith("file:"), len(name), name))
+
+
+def one_name_each(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with every dataset under one name. A file named by a relative and by an absolute path is one dataset:
+    which one it is, the fingerprint says."""
+    content = table["fingerprint"].where(table["fingerprint"] != "", table["dataset"])
+    return table.assign(dataset=table.groupby(content, sort=False)["dataset"].transform(one_name))
 
 
 def read(file: Path) -> pd.DataFrame:

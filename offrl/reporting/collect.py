@@ -71,7 +71,7 @@ def gather(paths: Sequence[Path]) -> Material:
         folders.setdefault((run.path.parent / "selection").resolve(), run.path.parent / "selection")
     selections = [folder for folder in folders.values() if (folder / "selection.json").is_file()]
     found = [scores.scores(runs, selections)] if runs else []
-    table = pd.concat([*found, *(scores.read(file) for file in tables)], ignore_index=True)
+    table = scores.one_name_each(pd.concat([*found, *map(scores.read, tables)], ignore_index=True))
     table["name"] = (table["algorithm"] + " " + table["setting"]).str.strip()
     parts, messages = scores.groups(table)
     returns = {}

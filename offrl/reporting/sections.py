@@ -268,10 +268,13 @@ def regret_section(material: Material, save: Save) -> Html:
 
 def data_section(material: Material, save: Save) -> Html:
     blocks = []
-    seen: dict[tuple[str, str], Run] = {}
+    seen: dict[str, dict[str, Run]] = {}
     for run in material.runs:
-        seen.setdefault((run.info["dataset"]["name"], run.info["dataset"]["fingerprint"]), run)
-    for place, ((name, fingerprint), run) in enumerate(seen.items()):
+        facts = run.info["dataset"]
+        seen.setdefault(facts["fingerprint"], {}).setdefault(facts["name"], run)
+    for place, (fingerprint, named) in enumerate(seen.items()):
+        name = scores.one_name(named)
+        run, others = named[name], [other for other in named if other != name]
         facts = run.info["dataset"]
         reference = run_reference(run, facts["env_id"] or "")
 
@@ -290,8 +293,10 @@ def data_section(material: Material, save: Save) -> Html:
              if reference else "no reference returns are known: nothing is normalised"),
             ("transforms", ", ".join(t["name"] for t in facts["transforms"]) or "none"),
             ("fingerprint", tag("code", fingerprint)),
+            *([("the same data as", ", ".join(others))] if others else []),
         ]  # fmt: skip
-        dataset = at_hand(run)
+        found = (dataset for run in named.values() if (dataset := at_hand(run)) is not None)
+        dataset = next(found, None)
         figures = []
         if dataset is not None and dataset.fingerprint == fingerprint:
             for what, values in (("return", dataset.returns), ("length", dataset.lengths)):

@@ -197,8 +197,8 @@ class Pool:
                 "member": candidate.member,
                 "seed": candidate.run.members[candidate.member]["seed"],
                 "step": candidate.step,
-                "dataset": candidate.run.info["dataset"]["name"],
-                "fingerprint": candidate.run.info["dataset"]["fingerprint"],
+                "dataset": self.dataset.name,  # one, whatever path each run has its file by
+                "fingerprint": self.dataset.fingerprint,
             }
             for candidate in self.candidates
         ]

@@ -28,7 +28,7 @@ def table_of(folder: Path, returns: dict[str, dict[str, list[float]]], **options
         for dataset, values in datasets.items():
             each = {i: {30: [value]} for i, value in enumerate(values)}
             place = folder / algorithm / dataset.replace("/", "-")
-            runs.append(make_run(place, each, algorithm, dataset, fingerprint=dataset, **options))
+            runs.append(make_run(place, each, algorithm, dataset, **{"fingerprint": dataset, **options}))
     return scores.scores(runs)
 
 

@@ -259,7 +259,7 @@ def test_the_environment_may_have_more_actions_than_the_data(tmp_path):
 def test_images_stay_bytes_from_the_file_to_the_view(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (7, 4, 5, 3), np.uint8)
     following = np.concatenate([images[1:], images[:1]])
-    following[3] = 9
+    following[[3, 6]] = np.uint8(9)
     data = read(tmp_path, log(observations=images, next_observations=following))
     assert (data.observations.shape, data.observations.dtype, data.observation_dim) == ((9, 4, 5, 3), np.uint8, 60)
     view = preprocess(data, Preprocessing(observations="standardize")).transitions()
@@ -273,3 +273,53 @@ def test_one_step_episodes_that_all_lost_their_next_observation_are_refused(tmp_
     with pytest.raises(UserError, match="no row is left to learn from: all 6 episodes have one step") as caught:
         read(tmp_path, arrays)
     assert "\n" not in str(caught.value)
+
+
+def shifted(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return arrays | {"next_observations": np.roll(arrays["observations"], -1, axis=0)}
+
+
+def test_next_observations_that_are_a_shifted_copy_are_lost_at_ends_unless_they_are_trusted(tmp_path):
+    arrays = shifted(log((4, 3, 5, 2)))
+    data = read(tmp_path, arrays)
+    assert found(data, r"at 4 of 4 episode ends \(100.0%\) the next observation is the first .* following episode")
+    assert data.transition_rows.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12]  # without the truncated ends
+    without = {key: value for key, value in arrays.items() if key != "next_observations"}
+    assert data.fingerprint == read(tmp_path, without).fingerprint
+    kept = read(tmp_path, arrays, trust_next_observations=True)
+    assert found(kept, r"at 4 of 4 .*; kept, as asked")
+    assert len(kept.transition_rows) == kept.steps
+    assert kept.transitions().next_observations[6].tolist() == [20, 20]
+
+
+def test_next_observations_that_repeat_the_last_observation_are_lost_there(tmp_path):
+    arrays = log((4, 3, 5, 2))
+    for row in (6, 11):  # a truncated and a terminal end of four
+        arrays["next_observations"][row] = arrays["observations"][row]
+    data = read(tmp_path, arrays)
+    assert found(data, r"at 2 of 4 episode ends \(50.0%\) the next observation is the last observation once more")
+    assert data.final_observation_known.tolist() == [True, False, False, True]
+    assert data.transition_rows.tolist() == [0, 1, 2, 3, 4, 5, *range(7, 14)]  # a terminal row needs no next one
+    assert data.dynamics_rows.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 13]
+
+
+def test_states_that_come_again_inside_episodes_may_do_so_at_ends(tmp_path):
+    """A walk between two states, begun in either: every third next observation repeats its own or starts an episode."""
+    random = np.random.default_rng(0)
+    states = random.integers(0, 2, (30, 9))
+    states[0, 7:], states[1, 0] = 1, 1
+    arrays = log((8,) * 30)
+    arrays["observations"] = states[:, :-1].reshape(-1, 1).astype(float)
+    arrays["next_observations"] = states[:, 1:].reshape(-1, 1).astype(float)
+    data = read(tmp_path, arrays)
+    assert not found(data, "episode ends")
+    assert data.final_observation_known.all()
+
+
+def test_a_part_of_the_data_without_a_usable_row_is_refused(tmp_path):
+    arrays = log((1, 3, 1), next_observations=None, terminals=np.zeros(5, bool), timeouts=np.array([1, 0, 0, 1, 1]))
+    data = read(tmp_path, arrays)
+    assert data.transition_rows.tolist() == [1, 2]
+    for view in (data.select_episodes([0, 2]).transitions, data.select_episodes([2]).dynamics):
+        with pytest.raises(UserError, match="no row is left to learn from"):
+            view()

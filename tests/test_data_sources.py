@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -260,7 +261,10 @@ def test_a_minari_episode_that_goes_on_after_its_end_is_cut_there(store):
     data = load("minari:test/inside-v0", quiet=True)
     assert data.lengths.tolist() == [2, 3]
     assert data.terminations[data.ends].tolist() == [True, False]
-    np.testing.assert_allclose(data.observations[:, 0] * 10, [0, 1, 2, 2, 3, 4, 5], rtol=1e-6)
+    assert data.final_observation_known.tolist() == [False, True]  # was the environment reset there?
+    np.testing.assert_allclose(data.observations[:, 0] * 10, [0, 1, 1, 2, 3, 4, 5], rtol=1e-6)
+    kept = load("minari:test/inside-v0", trust_next_observations=True, quiet=True)
+    np.testing.assert_allclose(kept.observations[:, 0] * 10, [0, 1, 2, 2, 3, 4, 5], rtol=1e-6)
     assert found(data, "1 steps inside an episode are marked as its end, the first in episode 0, step 1")
 
 
@@ -442,3 +446,24 @@ def test_a_public_expert_log_loads_and_its_time_limit_is_no_termination():
     assert (data.episodes, data.steps) == (2, 2000)
     assert not data.terminations.any()
     assert found(data, "all 2 episodes that reach the time limit of 1000 steps")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_step_episodes_without_a_next_observation_are_refused_in_every_format(tmp_path, store):
+    arrays = log((1,) * 6, next_observations=None, terminals=np.zeros(6, bool), timeouts=np.ones(6, bool))
+    vectors = {key: list(value) if value.ndim == 2 else value for key, value in arrays.items()}
+    wide = {key: value for key, value in arrays.items() if value.ndim == 1}
+    wide |= {f"{key}_{i}": arrays[key][:, i] for key in ("observations", "actions") for i in range(2)}
+    write_hdf5(tmp_path / "log.hdf5", arrays)
+    pd.DataFrame(vectors).to_parquet(tmp_path / "log.parquet")
+    pd.DataFrame(wide).to_csv(tmp_path / "log.csv", index=False)
+    stuck = [
+        buffer(np.full((2, 2), i, np.float32), actions_of(1, i), False, truncations=np.array([True])) for i in range(6)
+    ]
+    minari_dataset("test/stuck-v0", box(2), box(2), stuck)  # has a next observation, but a copy of the one before
+    files = [f"file:{tmp_path / 'log'}.{suffix}" for suffix in ("hdf5", "parquet", "csv")]
+    for name in (save(tmp_path, arrays), *files, f"d4rl:{tmp_path / 'log.hdf5'}", "minari:test/stuck-v0"):
+        with pytest.raises(UserError, match=f"^{re.escape(name)}: no row is left to learn from: all 6") as caught:
+            load(name, **BOX)
+        assert "\n" not in str(caught.value)
+    assert load("minari:test/stuck-v0", trust_next_observations=True, **BOX).transition_rows.tolist() == list(range(6))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import absl.logging
 import filelock
+import h5py
 import jax
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from offrl.runs import configuration
 from offrl.runs.checkpoints import Checkpoints
 from offrl.runs.folder import LOCK
 from offrl.runs.run import Run
+from offrl.selection.pool import load_dataset
 
 ROOT = Path(__file__).parents[1]
 TOYS = Path(__file__).parent / "toys"
@@ -221,6 +223,35 @@ def test_options_name_the_columns_of_a_file(run, log, tmp_path):
     np.savez(tmp_path / "log.npz", **renamed)
     assert run("data.columns.rewards=gain").info["finished"]
     assert run("data.columns={rewards: gain}").info["finished"]
+
+
+def test_data_without_a_usable_row_are_refused_in_one_line(command, tmp_path):
+    """Every row of the file is a timeout: 600 episodes of one step."""
+    generator, rows = np.random.default_rng(0), 600
+    columns = {"observations": generator.normal(size=(rows, 3)), "actions": generator.uniform(-1, 1, (rows, 2))}
+    columns |= {"rewards": np.arange(rows) * 1.0, "terminals": np.zeros(rows, bool), "timeouts": np.ones(rows, bool)}
+    with h5py.File(tmp_path / "one_step.hdf5", "w") as file:
+        for name, values in columns.items():
+            file[name] = values
+    status, _, err = command("algo=iql", f"dataset=file:{tmp_path / 'one_step.hdf5'}", "env=null", "protocol=smoke")
+    assert (status, len(err)) == (2, 1)
+    assert "no row is left to learn from: all 600 episodes have one step" in err[0]
+
+
+def test_shifted_next_observations_are_warned_of_and_kept_only_where_the_user_says_so(run, log, tmp_path):
+    path = tmp_path / "log.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["timeouts"] = arrays.pop("terminals")
+    arrays |= {"terminals": np.zeros(180, bool), "next_observations": np.roll(arrays["observations"], -1, axis=0)}
+    np.savez(path, **arrays)
+    careful, trusting = run(), run("data.trust_next_observations=true", run_dir="trusting")
+    assert any("at 6 of 6 episode ends (100.0%)" in warning for warning in careful.info["dataset"]["warnings"])
+    assert careful.info["dataset"]["fingerprint"] != trusting.info["dataset"]["fingerprint"]
+    assert "trust_next_observations" not in careful.info["identity"]["data"]  # the folder is the one it has always been
+    for made in (careful, trusting):
+        assert load_dataset(made).fingerprint == made.info["dataset"]["fingerprint"]
+    assert len(load_dataset(trusting).transition_rows) == 180
 
 
 def test_a_multirun_makes_one_run_after_the_other_and_litters_no_folder_of_the_user(command, log):

@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument(
         "--keep-terminations", action="store_true", help="leave terminations that mark a time limit as they are"
     )
+    info.add_argument(
+        "--trust-next-observations",
+        action="store_true",
+        help="keep next observations at episode ends also where they look like copies of the row before or after",
+    )
     info.add_argument("--time-limit", type=int, metavar="STEPS", help="steps after which episodes are cut")
     info.add_argument("--steps", type=int, metavar="STEPS", help="size of a builtin: dataset made at first use")
     info.add_argument(
@@ -97,6 +102,7 @@ def _info(options: argparse.Namespace) -> None:
         env_id=options.env_id,
         clip_actions=options.clip_actions,
         keep_terminations=options.keep_terminations,
+        trust_next_observations=options.trust_next_observations,
         time_limit=options.time_limit,
         columns=_columns(options.columns),
         steps=options.steps,

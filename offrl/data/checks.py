@@ -7,14 +7,18 @@ from collections import defaultdict
 import numpy as np
 
 from offrl.data.dataset import Dataset
-from offrl.data.episodes import Episodes
+from offrl.data.episodes import Episodes, differ
 from offrl.errors import UserError
 
 BOX_TOLERANCE = 1e-4  # share of the box by which an action may lie outside through rounding
 
 
 def check(
-    episodes: Episodes, clip_actions: bool = False, keep_terminations: bool = False, time_limit: int | None = None
+    episodes: Episodes,
+    clip_actions: bool = False,
+    keep_terminations: bool = False,
+    time_limit: int | None = None,
+    trust_next_observations: bool = False,
 ) -> Dataset:
     """The checked dataset; see the functions below for what is refused, repaired and warned of."""
     if time_limit is not None:
@@ -24,8 +28,9 @@ def check(
     check_actions(episodes, clip_actions)
     check_ends(episodes)
     check_time_limit_terminations(episodes, keep_terminations)
-    check_rows_left(episodes)
     check_lost_final_observations(episodes)
+    distrusted = check_final_observations(episodes, trust_next_observations)
+    check_rows_left(episodes, distrusted)
     check_duplicates(episodes)
     check_variation(episodes)
     assert episodes.action_low is not None
@@ -219,15 +224,62 @@ def check_lost_final_observations(episodes: Episodes) -> None:
         )
 
 
-def check_rows_left(episodes: Episodes) -> None:
-    """Refuses data of which every step lost its next observation: there is no transition to learn from."""
-    if (episodes.lengths == 1).all() and not (
-        episodes.final_observation_known | episodes.terminations[episodes.ends]
-    ).any():
-        raise UserError(
-            f"{episodes.name}: no row is left to learn from: all {len(episodes.lengths)} episodes have one step, "
-            "truncated without the observation after it; add next_observations, or terminations where episodes end"
+def check_final_observations(episodes: Episodes, trust: bool) -> int:
+    """Warns of observations after an episode's last action that belong to no such place: the first observation of the
+    following episode (`next_observations` is a copy of `observations`, shifted by a row) or the last one once more.
+
+    Unless they are trusted they count as lost from then on. Returns the number of episodes for which that was done.
+    """
+    count, ends, observations = len(episodes.lengths), episodes.ends, episodes.observations
+    first = episodes.starts + np.arange(count)
+    rows = np.delete(np.arange(len(observations)), first)  # [steps], of every step's next observation
+    following = np.roll(first, -1)  # after the last episode comes the first one: such copies are often made so
+    inside = np.delete(np.arange(len(rows)), ends)
+    distrusted = np.zeros(count, bool)
+    for what, others in (
+        ("the first observation of the following episode, as in a copy shifted by a row", following),
+        ("the last observation once more", rows[ends] - 1),
+    ):
+        alike = episodes.final_observation_known & ~differ(observations[rows[ends]], observations[others])
+        if not alike.any():
+            continue
+        if inside.size:  # where states come again by nature, they do so at ends as well
+            others = np.repeat(following, episodes.lengths - 1) if others is following else rows[inside] - 1
+            usual = 1 - differ(observations[rows[inside]], observations[others]).mean()
+            if alike.mean() <= 2 * usual:
+                continue
+        share = f"at {int(alike.sum())} of {count} episode ends ({alike.mean():.1%}) the next observation is {what}"
+        if trust:
+            episodes.warnings.append(f"{share}; kept, as asked")
+            continue
+        episodes.warnings.append(
+            f"{share}; it is taken as lost, and rows that need it are not used as transitions "
+            "(data.trust_next_observations=true keeps them)"
         )
+        distrusted |= alike
+    if distrusted.any():
+        lost = rows[ends[distrusted]]
+        episodes.observations = observations.copy()
+        episodes.observations[lost] = observations[lost - 1]
+        episodes.final_observation_known = episodes.final_observation_known & ~distrusted
+    return int(distrusted.sum())
+
+
+def check_rows_left(episodes: Episodes, distrusted: int) -> None:
+    """Refuses data of which every step lost its next observation: there is no transition to learn from.
+
+    distrusted: what `check_final_observations` returned.
+    """
+    usable = episodes.final_observation_known | episodes.terminations[episodes.ends]
+    if (episodes.lengths > 1).any() or usable.any():
+        return
+    remedy = "add next_observations, or terminations where episodes end"
+    if distrusted:
+        remedy += f"; data.trust_next_observations=true keeps those of {distrusted} rows that look like copies"
+    raise UserError(
+        f"{episodes.name}: no row is left to learn from: all {len(episodes.lengths)} episodes have one step, "
+        f"truncated without the observation after it; {remedy}"
+    )
 
 
 def check_duplicates(episodes: Episodes) -> None:

@@ -279,7 +279,7 @@ class Dataset:
 
     def transitions(self) -> Transitions:
         """The TD view: (s, a, r, s', terminal, a'). Truncated steps stay and bootstrap; no row crosses an episode."""
-        rows = self.transition_rows
+        rows = self._some(self.transition_rows)
         actions = actions_to_unit_box(self.transforms, self.actions)
         next_known = np.ones(self.steps, np.float32)
         next_known[self.ends] = 0.0
@@ -296,7 +296,7 @@ class Dataset:
 
     def dynamics(self) -> Dynamics:
         """The model view: steps with a next observation that was really seen, the terminal one included."""
-        rows = self.dynamics_rows
+        rows = self._some(self.dynamics_rows)
         return Dynamics(
             observations=self._observations_at(self.observation_rows[rows]),
             actions=actions_to_unit_box(self.transforms, self.actions[rows]),
@@ -338,6 +338,14 @@ class Dataset:
             timesteps=window(self.timesteps.astype(np.int32)),
             mask=inside.astype(np.float32),
         )
+
+    def _some(self, rows: np.ndarray) -> np.ndarray:
+        if not rows.size:
+            raise UserError(
+                f"{self.name}: no row is left to learn from: none of these {self.episodes} episodes has a step whose "
+                "next observation is known"
+            )
+        return rows
 
     def _observations_at(self, rows: np.ndarray) -> np.ndarray:
         return transform_observations(self.transforms, self.observations[rows])

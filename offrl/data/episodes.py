@@ -86,7 +86,7 @@ def from_rows(
             last |= as_flags(name, column, values)
     if next_observations is not None:
         jump = np.zeros(rows, bool)
-        jump[:-1] = ~last[:-1] & _differ(next_observations[:-1], observations[1:])
+        jump[:-1] = ~last[:-1] & differ(next_observations[:-1], observations[1:])
         if jump.any():
             where = np.flatnonzero(jump)
             explanation = (
@@ -194,7 +194,7 @@ def _size(values: np.ndarray) -> str:
     return " x ".join(map(str, values.shape[1:]))
 
 
-def _differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """bool [rows]: beyond rounding to single precision. NaN is left to the check for NaN."""
     if a.dtype == np.uint8:
         return (a != b).reshape(len(a), -1).any(axis=1)

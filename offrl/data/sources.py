@@ -29,6 +29,7 @@ def load(
     clip_actions: bool = False,
     keep_terminations: bool = False,
     time_limit: int | None = None,
+    trust_next_observations: bool = False,
     columns: Columns | None = None,
     steps: int | None = None,
     action_low: float | Sequence[float] | None = None,
@@ -44,6 +45,8 @@ def load(
     clip_actions: clip actions outside the action box instead of refusing them.
     keep_terminations: leave terminations that mark a time limit as they are.
     time_limit: steps after which the environment cuts an episode; known for named environments.
+    trust_next_observations: keep next observations at the ends of episodes also where they look like copies of the
+      row before or after.
     columns: for `file:`, which column is what, e.g. {"observations": "s"}; see `offrl.data.files.read`.
     steps: for `builtin:`, how many steps are rolled out at first use.
     action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of
@@ -79,7 +82,7 @@ def load(
     if not at_hand:
         _complete(episodes, time_limit)
     episodes.reference = episodes.reference or d4rl.environment_reference(episodes.env_id)
-    dataset = check(episodes, clip_actions, keep_terminations, time_limit)
+    dataset = check(episodes, clip_actions, keep_terminations, time_limit, trust_next_observations)
     if not quiet:
         show_warnings(dataset)
     return dataset

@@ -169,6 +169,7 @@ def at_hand(run: Run) -> Dataset | None:
         return offrl.data.load(
             facts["name"],
             clip_actions=options.get("clip_actions", False),
+            trust_next_observations=options.get("trust_next_observations", False),
             columns=options.get("columns") or None,
             steps=options.get("steps"),
             time_limit=facts.get("time_limit"),

@@ -61,6 +61,8 @@ def identity(config: dict[str, Any], algorithm: offrl.algorithm.Algorithm) -> di
     kept["protocol"] = {
         key: value for key, value in kept["protocol"].items() if key not in ("name", "episodes", "evaluation_seed")
     }
+    if not kept["data"]["trust_next_observations"]:  # runs from before there was this option are the same runs
+        kept["data"] = {key: value for key, value in kept["data"].items() if key != "trust_next_observations"}
     if kept["algo"]["file"]:
         kept["algo"] = {**kept["algo"], "file": hashlib.sha256(algorithm.file.read_bytes()).hexdigest()}
     return kept

@@ -30,8 +30,9 @@ def check_options(config: dict[str, Any]) -> None:
     fraction = protocol["validation_fraction"]
     if type(fraction) not in (int, float) or not 0 <= fraction < 1:
         raise UserError(f"protocol.validation_fraction={fraction}: must be from 0 to below 1")
-    for name in ("resume", "tuned", "data.clip_actions"):
-        value = data["clip_actions"] if name.startswith("data.") else config[name]
+    flags = {name: config[name] for name in ("resume", "tuned")}
+    flags |= {f"data.{name}": data[name] for name in ("clip_actions", "trust_next_observations")}
+    for name, value in flags.items():
         if not isinstance(value, bool):
             raise UserError(f"{name}={value}: must be true or false")
     texts = {name: config[name] for name in ("runs", "wandb_project")}
@@ -73,7 +74,12 @@ def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Datas
     # the environment, where one is named, knows what a log does not say: its action box and its time limit
     named = {"env_id": env["id"], "env_kwargs": env["kwargs"]} if env and env["id"] else {}
     dataset = offrl.data.load(
-        name, steps=data["steps"], columns=data["columns"] or None, clip_actions=data["clip_actions"], **named
+        name,
+        steps=data["steps"],
+        columns=data["columns"] or None,
+        clip_actions=data["clip_actions"],
+        trust_next_observations=data["trust_next_observations"],
+        **named,
     )
     if env is None:
         return dataset, None, {}

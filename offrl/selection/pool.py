@@ -367,6 +367,7 @@ def load_dataset(run: Run) -> Dataset:
             env_kwargs=described["env_kwargs"],
             columns=options["columns"] or None,
             clip_actions=options["clip_actions"],
+            trust_next_observations=options.get("trust_next_observations", False),
             steps=options["steps"],
             action_low=described["action_low"],
             action_high=described["action_high"],

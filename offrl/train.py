@@ -24,6 +24,8 @@ from offrl.datasets.recipes import RECIPES
 from offrl.errors import run_command
 from offrl.learning.population import Population
 from offrl.playing import simulators
+from offrl.reporting.console import terminal
+from offrl.reporting.training_help import print_help
 from offrl.runs import configuration
 from offrl.runs.description import describe, info_of
 from offrl.runs.folder import alone_in, open_or_create
@@ -120,7 +122,7 @@ def main() -> None:
     def command() -> None:
         if any(argument in ("--help", "-h") for argument in sys.argv[1:]):
             arguments = [argument for argument in sys.argv[1:] if argument not in ("--help", "-h")]
-            configuration.print_help("train", arguments)
+            print_help(arguments, terminal())
             return
         sys.argv[1:] = configuration.prepare_arguments(sys.argv[1:], "train")
         compose_and_train()

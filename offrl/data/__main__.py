@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from offrl.data import d4rl, minari
-from offrl.data.card import card, draw_card, print_card
+from offrl.data.card import card
 from offrl.data.files import ALIASES
 from offrl.data.sources import SOURCES, load
 from offrl.errors import UserError, nearest, run_command
+from offrl.reporting.console import terminal
+from offrl.reporting.data_card import draw_card, print_card, print_names
 
 NAMES = """\
 names of datasets:
@@ -120,7 +119,7 @@ def _info(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(facts, indent=2))
     else:
-        print_card(facts, Console())
+        print_card(facts, terminal())
     if picture is not None:
         print(f"picture: {picture}", file=sys.stderr if options.json else sys.stdout)
 
@@ -145,10 +144,7 @@ def _list(words: Sequence[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps([name for name, _ in rows], indent=2))
         return
-    table = Table(box=None, show_header=False)
-    for name, note in rows:
-        table.add_row(name, note, style="" if note or name.startswith("builtin") else "dim")
-    Console().print(table)
+    print_names(rows, terminal())
     print("file:PATH reads your own log; `python -m offrl.data info NAME` shows a dataset's card")
 
 

@@ -1,4 +1,4 @@
-"""From the command line to configurations: Hydra's groups, checks that name the nearest valid word, and the help."""
+"""From the command line to configurations: Hydra's groups, and checks that name the nearest valid word."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from rich.table import Table
 
 import offrl.algorithm
 from offrl.algorithm import Algorithm
@@ -30,13 +28,6 @@ GROUPS = ("algo", "env", "protocol")
 FREE = ("data.columns", "env.kwargs")  # mappings whose keys are the user's
 HYDRA_VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # the argument after them is theirs
 MAX_MEMBERS = 1024
-EXAMPLES = (
-    ("algo=iql env=hopper", "a built-in dataset, and its simulator"),
-    ("dataset=minari:D4RL/door/human-v2", "a published one"),
-    ("dataset=file:log.h5 env=null", "your own log, no simulator at all"),
-    ("algo=td3_bc env=hopper seeds=4 algo.alpha=[1,2.5]", "8 members in one program"),
-    ("-m algo=iql,td3_bc env=hopper seed=0,1", "one run after the other"),
-)
 
 
 def choices(group: str) -> list[str]:
@@ -277,44 +268,3 @@ def _known_keys(groups: list[str], config_name: str) -> set[str]:
     walk(OmegaConf.to_container(config), "")
     keys -= {"algo.name", "algo.file"}  # where the options came from, not options
     return keys
-
-
-def print_help(command: str, arguments: list[str]) -> None:
-    """What can be chosen and what it means: the command, its groups, and the options of `algo=NAME`."""
-    console = Console(soft_wrap=True)
-    console.print(f"[bold]python -m offrl.{command} \\[KEY=VALUE]...[/]   train a policy on a fixed dataset\n")
-    for example, meaning in EXAMPLES:
-        console.print(f"  python -m offrl.{command} {example:<58} {meaning}", markup=False, highlight=False)
-    console.print()
-    table = Table("choice", "values", box=None, pad_edge=False)
-    table.add_row("algo", ", ".join([*choices("algo"), "path/to/yours.py"]))
-    table.add_row("env", ", ".join([*choices("env"), "null"]))
-    table.add_row("protocol", ", ".join(choices("protocol")))
-    console.print(table)
-    groups = [argument for argument in arguments if argument.split("=")[0] in GROUPS]
-    arguments = prepare_arguments(groups, "train")
-    console.print("\n[bold]Run[/]")
-    folder = importlib.resources.files("offrl.configs")
-    _print_file(console, (folder / "train.yaml").read_text().split("\nhydra:")[0], skip_to="dataset:")
-    chosen = dict(argument.split("=", 1) for argument in arguments)
-    protocol = chosen.get("protocol", "quick")
-    console.print(f"\n[bold]protocol={protocol}[/]   (protocol.updates=... and so on)")
-    _print_file(console, (folder / "protocol" / f"{protocol}.yaml").read_text(), skip_to="updates:")
-    original = next((a.partition("=")[2] for a in groups if a.startswith("algo=")), "iql")
-    algorithm = offrl.algorithm.load(original)
-    console.print(f"\n[bold]algo={original}[/]   {algorithm.summary}")
-    table = Table("option", "default", "meaning", box=None, pad_edge=False)
-    for name, field in algorithm.options().items():
-        default = field.default
-        if dataclasses.is_dataclass(default):
-            for inner in dataclasses.fields(default):
-                table.add_row(f"algo.{name}.{inner.name}", str(getattr(default, inner.name)), inner.metadata["help"])
-            continue
-        allowed = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-        table.add_row(f"algo.{name}", str(default), field.metadata["help"] + allowed)
-    console.print(table)
-    console.print("\nNumbers may be lists, one member each: algo.NAME=\\[1,2]. Hydra's own flags: --hydra-help.")
-
-
-def _print_file(console: Console, text: str, skip_to: str) -> None:
-    console.print(text[text.index(f"\n{skip_to}") + 1 :].rstrip(), highlight=False, markup=False)

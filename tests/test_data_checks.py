@@ -12,6 +12,7 @@ import pytest
 from offrl.data import Dataset, Preprocessing, check_environment, load, preprocess
 from offrl.data.transforms import actions_from_unit_box
 from offrl.errors import UserError
+from offrl.playing.simulators import Spaces
 
 
 def log(lengths: tuple[int, ...] = (4, 3), **changes: Any) -> dict[str, np.ndarray]:
@@ -217,12 +218,16 @@ def test_a_constant_reward_and_dimensions_that_never_change_are_warned_of(tmp_pa
 def test_a_dataset_of_other_sizes_than_the_environment_is_refused(tmp_path):
     data = read(tmp_path, log())
     box = np.full(2, -1.0), np.full(2, 1.0)
-    assert check_environment(data, (2, *box, 100)) == ()
+    assert check_environment(data, Spaces(2, *box, 100)) == ()
     with pytest.raises(UserError, match="observations of size 2, but those of Hopper-v5 have size 3"):
-        check_environment(data, (3, *box, 100), "Hopper-v5")
+        check_environment(data, Spaces(3, *box, 100), "Hopper-v5")
     with pytest.raises(UserError, match="actions of size 2, but those of the environment have size 1"):
-        check_environment(data, (2, np.array([-1.0]), np.array([1.0]), None))
-    (warning,) = check_environment(data, (2, box[0] * 2, box[1] * 2, None))
+        check_environment(data, Spaces(2, np.array([-1.0]), np.array([1.0]), 100))
+    with pytest.raises(UserError, match="actions of size 2, but those of the environment have 2 choices"):
+        check_environment(data, Spaces(2, np.zeros(1), np.ones(1), 100, discrete=True))
+    with pytest.raises(UserError, match="observations of size 2, but those of the environment have size 1 x 2 x 1"):
+        check_environment(data, Spaces(2, *box, 100, observation_shape=(1, 2, 1)))
+    (warning,) = check_environment(data, Spaces(2, box[0] * 2, box[1] * 2, 100))
     assert "action box" in warning
 
 

@@ -298,8 +298,9 @@ with Simulators({ENV!r}, {{}}, 2, workers=1) as environments:
         ("no_such_module:Hopper-v5", {}, "no_such_module"),
         (ENV, {"colour": "red"}, "colour"),
         ("tiny_environments:Endless-v0", {}, "max_episode_steps"),
-        ("CartPole-v1", {}, "Discrete(2)"),
-        ("FrozenLake-v1", {}, "Discrete(16)"),
+        ("tiny_environments:Parts-v0", {"counted_from": 1}, "Discrete(3, start=1)"),
+        ("tiny_environments:Parts-v0", {"pixels": np.float32}, "(4, 4, 1)"),
+        ("tiny_environments:Parts-v0", {"pixels": np.uint8}, "(4, 4, 1)"),
     ],
 )
 def test_environments_that_cannot_be_played_are_refused(env, kwargs, message):

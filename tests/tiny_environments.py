@@ -43,5 +43,32 @@ class Tiny(gymnasium.Env):
         return self.observe(), 1.0 + 2.0 * float(action[0]), self.time >= self.length, False, info
 
 
+class Parts(gymnasium.Env):
+    """A room of four and a position, observed by name; of three actions the one of the time modulo 3 pays 1."""
+
+    def __init__(self, counted_from=0, pixels=None):
+        Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
+        self.action_space = Discrete(3, start=counted_from)
+        parts = {"room": Discrete(4, start=1), "position": Box(-1, 1, (2,), np.float64)}
+        if pixels is not None:
+            parts["camera"] = Box(0, 1, (4, 4, 1), pixels)
+        self.observation_space = gymnasium.spaces.Dict(parts)
+
+    def observe(self):
+        return {"room": np.int64(1 + self.time % 4), "position": np.array([self.time / 10, -self.time / 10])}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        reward = float(action == self.time % 3)
+        self.time += 1
+        return self.observe(), reward, False, False, {}
+
+
 gymnasium.register("Tiny-v0", entry_point=Tiny, max_episode_steps=20)
 gymnasium.register("Endless-v0", entry_point=Tiny)
+gymnasium.register("Parts-v0", entry_point=Parts, max_episode_steps=6)

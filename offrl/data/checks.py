@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -320,21 +321,23 @@ def check_variation(episodes: Episodes) -> None:
             episodes.warnings.append(f"{still.size} of {values[0].size} {column} dimensions never change: {places}")
 
 
-def check_environment(
-    dataset: Dataset, spaces: tuple[int, np.ndarray, np.ndarray, int | None], env_id: str | None = None
-) -> tuple[str, ...]:
-    """Compares a dataset with `playing.simulators.spaces(...)`: (observation_dim, action_low, action_high, max_steps).
+def check_environment(dataset: Dataset, spaces: Any, env_id: str | None = None) -> tuple[str, ...]:
+    """Compares a dataset with `playing.simulators.spaces(...)`, a room above this one.
 
-    Raises `UserError` where the sizes differ; returns warnings (another action box).
+    Raises `UserError` where kinds or sizes differ; returns warnings (another action box).
     """
-    observation_dim, low, high, _ = spaces
+    low, high = spaces.action_low, spaces.action_high
     environment = env_id or dataset.env_id or "the environment"
     for what, mine, theirs in (
-        ("observations", dataset.observation_dim, observation_dim),
-        ("actions", dataset.action_dim, len(low)),
+        (
+            "observations",
+            _size(dataset.observations.shape[1:]),
+            _size(spaces.observation_shape or (spaces.observation_dim,)),
+        ),
+        ("actions", _choices(dataset), _choices(spaces)),
     ):
         if mine != theirs:
-            raise UserError(f"{dataset.name} has {what} of size {mine}, but those of {environment} have size {theirs}")
+            raise UserError(f"{dataset.name} has {what} of {mine}, but those of {environment} have {theirs}")
     if not (np.allclose(dataset.action_low, low, atol=1e-5) and np.allclose(dataset.action_high, high, atol=1e-5)):
         return (
             f"the action box of {dataset.name} is {_numbers(dataset.action_low)} to {_numbers(dataset.action_high)}, "
@@ -346,6 +349,15 @@ def check_environment(
 def _place(episodes: Episodes, row: int) -> str:
     episode = int(np.searchsorted(np.cumsum(episodes.lengths), row, side="right"))
     return f"in row {row} (episode {episode}, step {row - int(episodes.starts[episode])})"
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return f"size {' x '.join(map(str, shape))}"
+
+
+def _choices(spaces: Any) -> str:
+    """Of a dataset's or an environment's actions."""
+    return f"{spaces.action_dim} choices" if spaces.discrete else f"size {spaces.action_dim}"
 
 
 def _numbers(values: np.ndarray) -> str:

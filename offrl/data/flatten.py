@@ -1,7 +1,8 @@
 """Dict observations as one vector: the rule shared by the dataset sources and the simulators.
 
 Keys are taken in sorted order, nested dicts likewise, tuples in their own order, and every array is unrolled in C
-order. A goal-conditioned observation is therefore `achieved_goal, desired_goal, observation`.
+order. A goal-conditioned observation is therefore `achieved_goal, desired_goal, observation`. A part that is one of n
+things (Gymnasium's Discrete) becomes a one-hot vector [n].
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ from typing import Any
 import numpy as np
 
 
-def flatten_observation(observation: Any) -> np.ndarray:
-    """One observation (array, or a dict or tuple of them, nested) as float32 [observation_dim]."""
-    return np.concatenate([np.asarray(leaf, np.float32).reshape(-1) for _, leaf in _leaves(observation)])
+def flatten_observation(observation: Any, space: Any) -> np.ndarray:
+    """One observation (array, or a dict or tuple of them, nested) of a Gymnasium space, float32 [observation_dim]."""
+    parts = zip(_leaves(observation), leaves(space), strict=True)
+    return np.concatenate([_numbers(leaf, part).reshape(-1) for (_, leaf), part in parts])
+
+
+def _numbers(observation: Any, space: Any) -> np.ndarray:
+    if is_discrete(space):
+        return (np.arange(space.n) == observation - space.start).astype(np.float32)
+    return np.asarray(observation, np.float32)
 
 
 def flatten_observations(observations: Any) -> np.ndarray:
@@ -23,8 +31,18 @@ def flatten_observations(observations: Any) -> np.ndarray:
 
 
 def flat_dimension(space: Any) -> int:
-    """Length of the flattened observation of a Gymnasium space (Box, Dict or Tuple of Box)."""
-    return sum(int(np.prod(leaf.shape)) for _, leaf in _leaves(space))
+    """Length of the flattened observation of a Gymnasium space (Box or Discrete, Dict or Tuple of them)."""
+    return sum(int(part.n) if is_discrete(part) else int(np.prod(part.shape)) for part in leaves(space))
+
+
+def leaves(space: Any) -> list[Any]:
+    """The parts of a Gymnasium space that are not made of others, in the order of the flattened observation."""
+    return [part for _, part in _leaves(space)]
+
+
+def is_discrete(space: Any) -> bool:
+    """Whether it is Gymnasium's Discrete, without importing Gymnasium; MultiBinary also has an n, and a shape."""
+    return hasattr(space, "n") and space.shape == ()
 
 
 def flat_layout(tree: Any) -> tuple[str, ...]:

@@ -97,8 +97,11 @@ def observation_statistics(transforms: Iterable[Transform], observation_dim: int
     return np.asarray(transform["mean"], np.float32), std.astype(np.float32)
 
 
-def transform_observations(transforms: Iterable[Transform], observations: np.ndarray) -> np.ndarray:
-    """Raw observations [..., observation_dim] as the policy sees them, float32; images (uint8) as they are."""
+def transform_observations(transforms: Iterable[Transform], observations: Any) -> Any:
+    """Raw observations [..., observation_dim] as the policy sees them, float32; images (uint8) as they are.
+
+    Of numpy or jax, as the result is.
+    """
     if observations.dtype == np.uint8:  # a network divides by 255: a quarter of the memory until then
         return observations
     mean, std = observation_statistics(transforms, observations.shape[-1])

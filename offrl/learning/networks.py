@@ -166,8 +166,9 @@ def categorical_log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
 
 
 def one_hot_mode(scores: jax.Array) -> jax.Array:
-    """The action of highest logit or value, one-hot; of equal ones the first."""
-    return jax.nn.one_hot(scores.argmax(-1), scores.shape[-1])
+    """The action of highest logit or value, one-hot; of equal ones the first. nan where any of them is."""
+    unknown = jnp.isnan(scores).any(-1, keepdims=True)
+    return jnp.where(unknown, jnp.nan, jax.nn.one_hot(scores.argmax(-1), scores.shape[-1]))
 
 
 def one_hot_sample(key: jax.Array, logits: jax.Array) -> jax.Array:

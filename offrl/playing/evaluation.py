@@ -19,12 +19,13 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from offrl.data.transforms import actions_from_unit_box, observation_statistics
+from offrl.algorithm import Spec
+from offrl.data.transforms import transform_observations
 from offrl.errors import UserError
 from offrl.learning.population import stack
 from offrl.playing.memory import RememberingPolicies
 from offrl.playing.returns import Episodes, Request, oracle_rows, read_returns, write_returns
-from offrl.playing.simulators import Simulators
+from offrl.playing.simulators import Simulators, Spaces
 from offrl.runs.run import Run
 from offrl.runs.trust import environment_of
 
@@ -43,14 +44,14 @@ def evaluate_policies(
     in the last bit of a matrix product, on which others are played beside it or on how many workers there are.
 
     Args:
-        act: observations [members, slots, observation_dim] -> actions [members, slots, action_dim] in the
-            environment's units; called once per step. Policies with memory also learn the rewards.
+        act: observations [members, slots, ...] -> actions [members, slots, ...] in the environment's units, both as
+            in `Spaces`; called once per step. Policies with memory also learn the rewards.
         seeds: reset seed of each episode, [episodes].
         wanted: which to play, bool [members, episodes]; `simulators` must hold as many as are wanted of any `slots`.
     """
     members, episodes = wanted.shape
     result = Episodes(np.full(wanted.shape, np.nan), np.zeros(wanted.shape, np.int64), np.full(wanted.shape, np.nan))
-    observations = np.zeros((members, slots, simulators.spaces.observation_dim), np.float32)
+    observations = simulators.spaces.observations(members, slots)
     rewards = np.zeros((members, slots))
     for first in range(0, episodes, slots):
         member, slot = np.nonzero(wanted[:, first : first + slots])
@@ -181,16 +182,13 @@ def plan_checkpoints(run: Run, checkpoints: str | Sequence[int], console: Consol
 
 
 def check_spaces(run: Run, simulators: Simulators, console: Console) -> None:
-    """Refuse an environment whose sizes are not those of the data; tell of another action box."""
+    """Refuse an environment whose spaces are not those of the data; tell of another action box."""
     dataset, spaces = run.info["dataset"], simulators.spaces
-    for what, size, found in (
-        ("observations", run.spec.observation_dim, spaces.observation_dim),
-        ("actions", run.spec.action_dim, len(spaces.action_low)),
-    ):
+    for what, size, found in zip(("observations", "actions"), sizes(run.spec), sizes(spaces), strict=True):
         if size != found:
             raise UserError(
-                f"env={simulators.env_id}: {what} of size {found}, but the policies of {run.path} were trained on "
-                f"{dataset['name']} with size {size}; name the environment of the data with env=ID"
+                f"env={simulators.env_id}: {what} of {found}, but the policies of {run.path} were trained on "
+                f"{dataset['name']} with {size}; name the environment of the data with env=ID"
             )
     ours = np.array([dataset["action_low"], dataset["action_high"]])
     theirs = np.array([spaces.action_low, spaces.action_high])
@@ -202,9 +200,8 @@ def check_spaces(run: Run, simulators: Simulators, console: Console) -> None:
 
 
 def deployed_policies(run: Run, simulators: Simulators) -> Callable[[Any, np.ndarray], np.ndarray]:
-    """One compiled program for all members: (states, observations [members, n, dim]) -> actions for the environment."""
+    """One compiled program for all members: (states, observations [members, n, ...]) -> actions for the environment."""
     transforms = run.info["dataset"]["transforms"]
-    mean, std = observation_statistics(transforms, run.spec.observation_dim)
     configs = stack(run.member_configs)
 
     @jax.jit
@@ -212,13 +209,20 @@ def deployed_policies(run: Run, simulators: Simulators) -> Callable[[Any, np.nda
         def member(config: Any, state: Any, observations: jax.Array) -> jax.Array:
             return run.algorithm.policy(config, run.spec).act(state, observations)
 
-        return jax.vmap(member)(configs, states, (observations - mean) / std)
+        return jax.vmap(member)(configs, states, transform_observations(transforms, observations))
 
     def act(states: Any, observations: np.ndarray) -> np.ndarray:
-        actions = actions_from_unit_box(transforms, np.asarray(unit_box_actions(states, observations)))
-        return np.clip(actions, simulators.spaces.action_low, simulators.spaces.action_high)
+        return simulators.spaces.actions(transforms, np.asarray(unit_box_actions(states, observations)))
 
     return act
+
+
+def sizes(spaces: Spec | Spaces) -> tuple[str, str]:
+    """Observations and actions in words."""
+    return (
+        f"size {' x '.join(map(str, spaces.observation_shape or (spaces.observation_dim,)))}",
+        f"{spaces.action_dim} choices" if spaces.discrete else f"size {spaces.action_dim}",
+    )
 
 
 @contextmanager

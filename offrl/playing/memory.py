@@ -7,11 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from offrl.data.transforms import (
-    actions_from_unit_box,
-    observation_statistics,
-    transform_rewards,
-)
+from offrl.data.transforms import transform_observations, transform_rewards
 from offrl.learning.policies import Memory
 from offrl.learning.population import stack
 from offrl.playing.simulators import Spaces
@@ -31,7 +27,6 @@ class RememberingPolicies:
         self.spaces = spaces
         self.states: Any = None
         self.carry: Any = None
-        mean, std = observation_statistics(self.transforms, run.spec.observation_dim)
         configs = stack(run.member_configs)
 
         def memory(config: Any) -> Memory:
@@ -43,7 +38,7 @@ class RememberingPolicies:
             return jax.vmap(lambda config, state: memory(config).start(state, slots))(configs, states)
 
         def act(states: Any, carry: Any, observations: jax.Array) -> tuple[jax.Array, Any]:
-            seen = (observations - mean) / std
+            seen = transform_observations(self.transforms, observations)
             return jax.vmap(lambda config, *inputs: memory(config).act(*inputs))(configs, states, carry, seen)
 
         def observe(carry: Any, rewards: jax.Array) -> Any:
@@ -57,9 +52,7 @@ class RememberingPolicies:
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         actions, self.carry = self._act(self.states, self.carry, observations)
-        return np.clip(
-            actions_from_unit_box(self.transforms, np.asarray(actions)), self.spaces.action_low, self.spaces.action_high
-        )
+        return self.spaces.actions(self.transforms, np.asarray(actions))
 
     def observe(self, rewards: np.ndarray) -> None:
         self.carry = self._observe(self.carry, transform_rewards(self.transforms, rewards))

@@ -16,13 +16,14 @@ import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from offrl.data.flatten import flat_dimension, flatten_observation
+from offrl.data.flatten import flat_dimension, flatten_observation, is_discrete, leaves
+from offrl.data.transforms import Transform, actions_from_unit_box
 from offrl.devices import cores
 from offrl.errors import UserError
 
@@ -40,11 +41,33 @@ class Spaces(NamedTuple):
     """What an environment takes and gives."""
 
     observation_dim: int
+    """Numbers in one observation."""
     action_low: np.ndarray
-    """[action_dim], float32."""
+    """[action_dim], float32; of n discrete actions [0], and `action_high` [n - 1]."""
     action_high: np.ndarray
     max_steps: int
     """Steps after which an episode is truncated."""
+    discrete: bool = False
+    """Actions are 0 to n - 1, each as a vector of one number."""
+    observation_shape: tuple[int, ...] = ()
+    """(H, W, C) where observations are images, uint8; empty where they are vectors, float32."""
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers in one action of a policy: of discrete actions how many there are."""
+        return int(self.action_high[0]) + 1 if self.discrete else len(self.action_low)
+
+    def observations(self, *axes: int) -> np.ndarray:
+        """Zeros for so many observations."""
+        if self.observation_shape:
+            return np.zeros((*axes, *self.observation_shape), np.uint8)
+        return np.zeros((*axes, self.observation_dim), np.float32)
+
+    def actions(self, transforms: Iterable[Transform], actions: np.ndarray) -> np.ndarray:
+        """A policy's actions [..., action_dim] in the environment's units, within its box; nan where not finite."""
+        known = np.isfinite(actions).all(-1, keepdims=True)
+        clipped = np.clip(actions_from_unit_box(transforms, actions), self.action_low, self.action_high)
+        return np.where(known, clipped, np.float32(np.nan))
 
 
 def make(env_id: str, env_kwargs: Mapping[str, Any]) -> Any:
@@ -74,24 +97,40 @@ def make(env_id: str, env_kwargs: Mapping[str, Any]) -> Any:
 
 
 def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:
-    """What the environment takes and gives; dictionary observations count flattened.
+    """What the environment takes and gives; dictionary observations count flattened, discrete ones as one-hot vectors.
 
     Raises:
-        UserError: it cannot be made, its observations or actions are not boxes of numbers, or it has no time limit.
+        UserError: it cannot be made, its observations or actions are of a kind that is not supported, or it has no time
+            limit.
     """
-    from gymnasium.spaces import Box, Dict, Tuple
+    from gymnasium.spaces import Box, Discrete
 
     environment = make(env_id, env_kwargs)
     try:
-        observations, box = environment.observation_space, environment.action_space
-        if not isinstance(observations, (Box, Dict, Tuple)):
-            raise UserError(f"env={env_id}: its observations are {observations}; only boxes of numbers are supported")
-        if not isinstance(box, Box):
-            raise UserError(f"env={env_id}: its actions are {box}; only a box of continuous actions is supported")
+        observations, actions = environment.observation_space, environment.action_space
+        images = is_image(observations)
+        if not images and not all(
+            isinstance(part, Discrete) or (isinstance(part, Box) and len(part.shape) < 3)
+            for part in leaves(observations)
+        ):
+            raise UserError(
+                f"env={env_id}: its observations are {one_line(observations)}; supported are vectors, discrete ones, "
+                "dictionaries or tuples of these, and images of uint8 [height, width, channels]"
+            )
+        if isinstance(actions, Discrete) and actions.start == 0:
+            box = Box(0, actions.n - 1, (1,))
+        elif isinstance(actions, Box):
+            box = actions
+        else:
+            raise UserError(
+                f"env={env_id}: its actions are {one_line(actions)}; supported are a box, and discrete ones from 0"
+            )
         if environment.spec is None or environment.spec.max_episode_steps is None:
             raise UserError(f"env={env_id}: it has no time limit; give +env.kwargs.max_episode_steps=STEPS")
         return Spaces(
             observation_dim=flat_dimension(observations),
+            discrete=isinstance(actions, Discrete),
+            observation_shape=observations.shape if images else (),
             action_low=box.low.astype(np.float32).ravel(),
             action_high=box.high.astype(np.float32).ravel(),
             max_steps=environment.spec.max_episode_steps,
@@ -100,16 +139,26 @@ def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:
         environment.close()
 
 
+def is_image(space: Any) -> bool:
+    """Whether observations are images, as the data has them: bytes [height, width, channels]."""
+    return getattr(space, "dtype", None) == np.uint8 and len(space.shape) == 3
+
+
+def one_line(space: Any) -> str:
+    return " ".join(str(space).split())
+
+
 class Buffers:
     """The arrays that all processes see, one row per environment."""
 
-    def __init__(self, count: int, observation_dim: int, action_dim: int) -> None:
+    def __init__(self, count: int, spaces: Spaces) -> None:
         # RawArray: anonymous shared memory, gone with the last process, however that one ends
         context = multiprocessing.get_context("spawn")
+        observations = spaces.observations(count)
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "seeds": (np.int64, (count,)),
-            "observations": (np.float32, (count, observation_dim)),
-            "actions": (np.float32, (count, action_dim)),
+            "observations": (observations.dtype, observations.shape),
+            "actions": (np.float32, (count, len(spaces.action_low))),
             "rewards": (np.float64, (count,)),
             "terminations": (np.bool_, (count,)),
             "truncations": (np.bool_, (count,)),
@@ -146,7 +195,7 @@ class Simulators:
     has not ended. An environment whose episode has ended waits for the next `reset`: nothing restarts by itself, so
     long and short episodes count alike. The arrays are views of shared memory, valid until the next call:
 
-        observations  float32 [count, observation_dim]  of an ended episode: its last observation
+        observations  as in `Spaces`, [count, ...]   of an ended episode: its last observation
         rewards       float64 [count]   of the last step; 0 where the environment did not step
         terminations, truncations   bool [count]   how an episode ended; both False while it goes on
         successes     float64 [count]   1 if any step of the episode reported info["success"], 0 if none did,
@@ -168,7 +217,7 @@ class Simulators:
         self.count = count
         self.workers = max(1, min(count, workers or cores()))
         self.spaces = spaces(env_id, self.env_kwargs)
-        self._buffers = Buffers(count, self.spaces.observation_dim, len(self.spaces.action_low))
+        self._buffers = Buffers(count, self.spaces)
         self.observations = self._buffers.observations
         self.rewards = self._buffers.rewards
         self.terminations = self._buffers.terminations
@@ -228,7 +277,7 @@ class Simulators:
         return self.observations
 
     def step(self, actions: np.ndarray) -> np.ndarray:
-        """Advance every active environment by its row of `actions`, [seeds of the reset, action_dim], in its own units.
+        """Advance every active environment by its row of `actions`, as in `Spaces`, [seeds of the reset, ...].
 
         Returns the observations; see the class for the other arrays.
         """
@@ -307,7 +356,11 @@ def _work(connection: Connection, env_id: str, env_kwargs: dict[str, Any], rows:
                 if command == RESET:
                     observation, _ = environment.reset(seed=int(buffers.seeds[row]))
                 else:
-                    action = buffers.actions[row].reshape(environment.action_space.shape)
+                    action: Any = buffers.actions[row]
+                    if is_discrete(environment.action_space):
+                        action = int(action[0])
+                    else:
+                        action = action.reshape(environment.action_space.shape)
                     observation, reward, termination, truncation, info = environment.step(action)
                     buffers.rewards[row] = reward
                     buffers.terminations[row] = termination
@@ -315,7 +368,8 @@ def _work(connection: Connection, env_id: str, env_kwargs: dict[str, Any], rows:
                     if "success" in info:
                         # fmax: a number wins over the nan of "not reported"
                         buffers.successes[row] = np.fmax(buffers.successes[row], bool(info["success"]))
-                buffers.observations[row] = flatten_observation(observation)
+                space = environment.observation_space
+                buffers.observations[row] = observation if is_image(space) else flatten_observation(observation, space)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         message = " ".join(str(error).split())

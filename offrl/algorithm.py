@@ -4,21 +4,21 @@ An algorithm file defines
 
     Config                                      frozen flax.struct.dataclass, every field made by `option`
     init(key, config, spec) -> State            parameters, optimiser state, targets, in one pytree
-    update(key, state, dataset, config) -> (State, metrics)     one gradient step, its batch drawn on the device
+    update(key, state, dataset, config) -> (State, metrics)     one gradient step; it samples its batch on the device
     policy(config, spec) -> offrl.learning.policies.Policy
 
 and, where it needs them,
 
     phases(config) -> tuple[Phase, ...]         several stages in one run; by default one, called "train"
     prepare(dataset, config) -> pytree          what `update` sees as its dataset; by default `dataset.transitions()`
-    SUPPORTS                                    names of SPACES; by default ("continuous",), with vectors observed
+    SUPPORTS                                    names from SPACES; by default ("continuous",), of vector observations
 
-Discrete actions come to it, and are returned by its policy, as one-hot vectors [..., action_dim]; images as uint8
+Discrete actions are one-hot vectors [..., action_dim], in the data that it sees and from its policy; images are uint8
 [..., H, W, C], which a network divides by 255.
 
 `state` must have the field `step`, the number of updates made. All of it runs under `jax.vmap` and `jax.lax.map` over
-members and under `jax.lax.scan` over steps: no side effects, no global state, no environment. Metrics are a flat
-dict of scalars; a non-finite one marks the member as diverged, and it is stopped there.
+members (seeds and settings trained in parallel) and under `jax.lax.scan` over steps: no side effects, no global state,
+no environment. Metrics are a flat dict of scalars; a non-finite one marks the member as diverged and stops it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from offrl.data.transforms import Preprocessing
 from offrl.errors import UserError, nearest
 
 SPACES = {"continuous": "continuous actions", "discrete": "discrete actions", "image": "image observations"}
-"""What a file's SUPPORTS may name, and what it is called in messages."""
+"""The names that a file's SUPPORTS may hold, and how messages call them."""
 
 State = Any
 Metrics = dict[str, jax.Array]
@@ -62,30 +62,30 @@ def option(
     """A field of an algorithm's Config.
 
     Numbers are pytree leaves, so that members of one compiled program may differ in them; `static` marks structure
-    (widths, counts, names), which all members of a run share. `choices` lists the allowed names of a string;
-    `low` and `high` are the ends, both allowed, of what makes sense for a number.
+    (widths, counts, names), which all members of a run share. `choices` lists the allowed values of a string;
+    `low` and `high` are the smallest and the largest allowed value of a number.
     """
     metadata = {"pytree_node": not static, "help": help, "choices": choices, "low": low, "high": high}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 class Spec(NamedTuple):
-    """What an algorithm may know of its data and its run. Static: it shapes the compiled program."""
+    """What an algorithm may know about its data and its run. Static: the compiled program depends on it."""
 
     observation_dim: int
-    """Numbers in one observation; of an image H * W * C."""
+    """Length of an observation; of an image, H * W * C."""
     action_dim: int
-    """Numbers in one action; of discrete actions how many there are to choose from."""
+    """Length of an action; of discrete actions, how many there are to choose from."""
     updates: int
-    """Gradient steps of the run's open-ended phases: what learning-rate schedules end at."""
+    """The protocol's number of gradient steps, at which learning-rate schedules end."""
     discrete: bool = False
-    """Actions are one-hot vectors instead of points in [-1, 1]."""
+    """Whether actions are one-hot vectors instead of points in [-1, 1]^action_dim."""
     observation_shape: tuple[int, ...] = ()
-    """(H, W, C) where observations are images, uint8; empty where they are vectors."""
+    """(H, W, C) where observations are uint8 images; empty where they are vectors."""
 
     @classmethod
     def of(cls, dataset: Dataset, updates: int) -> Spec:
-        """That of a run on this dataset."""
+        """The spec of a run on this dataset."""
         shape = dataset.observations.shape[1:]
         return cls(
             observation_dim=int(np.prod(shape)),
@@ -97,12 +97,12 @@ class Spec(NamedTuple):
 
     @classmethod
     def recorded(cls, fields: dict[str, Any]) -> Spec:
-        """The one whose `_asdict()` a JSON file holds: JSON has lists only."""
+        """The spec whose `_asdict()` was read from JSON, which turns tuples into lists."""
         return cls(**{**fields, "observation_shape": tuple(fields.get("observation_shape", ()))})
 
     @property
     def observations(self) -> jax.Array:
-        """One observation of zeros, [1, ...], to initialise networks with."""
+        """A batch of one observation, all zeros, [1, ...], to initialise networks with."""
         if self.observation_shape:
             return jnp.zeros((1, *self.observation_shape), jnp.uint8)
         return jnp.zeros((1, self.observation_dim))
@@ -115,10 +115,10 @@ class Spec(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One stage of training: an update function, made `updates` times.
+    """One stage of training: an update function, called `updates` times.
 
-    `updates` None is as often as the protocol says; a function gets that number and returns how often.
-    `begin(key, state, dataset, config) -> State`, where given, runs once as the phase starts.
+    `updates` None means the protocol's number of updates; a function maps that number to the phase's own.
+    `begin(key, state, dataset, config) -> State`, where given, runs once when the phase starts.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Phase(NamedTuple):
     begin: Callable[[jax.Array, State, Any, Any], State] | None = None
 
     def length(self, protocol_updates: int) -> int:
-        """How many updates the phase makes under a protocol of so many."""
+        """The number of updates of this phase, given the protocol's."""
         if self.updates is None:
             return protocol_updates
         return self.updates(protocol_updates) if callable(self.updates) else self.updates
@@ -155,10 +155,10 @@ class Algorithm:
         return getattr(config, "preprocessing", Preprocessing())
 
     def check_spaces(self, spec: Spec, dataset: str) -> None:
-        """Refuses data of spaces that the algorithm does not support.
+        """Refuses data whose actions or observations the algorithm does not support.
 
         Raises:
-            UserError: in one line, with the algorithms that do.
+            UserError: one line, which names the algorithms that support them.
         """
         unknown = [space for space in spec.spaces if space not in self.supports]
         if unknown:
@@ -179,13 +179,13 @@ def names() -> list[str]:
 
 
 def bundled(content: bytes) -> str | None:
-    """The name of the algorithm of offrl whose file has exactly this content, None where there is none."""
+    """The name of the algorithm of offrl whose file has exactly this content; None if there is none."""
     files = ((name, Path(folder) / f"{name}.py") for folder in offrl.algorithms.__path__ for name in names())
     return next((name for name, file in files if file.is_file() and file.read_bytes() == content), None)
 
 
 def module_name(path: Path) -> str:
-    """One module per path and content: the file again is the same classes, as jax wants of one run's states."""
+    """One module per path and content: a file loaded twice gives the same classes, so states stay one pytree type."""
     return f"offrl_algorithm_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]}"
 
 

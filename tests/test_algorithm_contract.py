@@ -113,7 +113,7 @@ def test_every_algorithm_keeps_the_contract_on_random_data(name):
     assert offrl.learning.contract.problems(offrl.algorithm.load(name), alone=False) == []
 
 
-def test_the_template_keeps_the_contract_and_its_vmapped_members_are_what_they_are_alone():
+def test_the_template_keeps_the_contract_and_its_vmapped_members_equal_those_trained_alone():
     assert offrl.learning.contract.problems(offrl.algorithm.load(str(TEMPLATE))) == []
 
 
@@ -124,18 +124,18 @@ def test_the_template_is_short_enough_to_read():
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"step size")', '"")', "options: learning_rate has no meaning"),
+        ('"step size")', '"")', "options: learning_rate has no help text"),
         ('{"loss": loss}', '{"error": loss}', "no metric of phase train has `loss` in its name"),
-        ("jnp.tanh(observations @ state.weights)", "observations[:, 0]", "act is (5,), not (5, 2)"),
+        ("jnp.tanh(observations @ state.weights)", "observations[:, 0]", "act has shape (5,), not (5, 2)"),
         ("step=step,", "step=step.astype(float),", "changes .step from int32() to float32()"),
         (
             "loss = jnp.where(step",
             "loss = loss.repeat(2) + jnp.where(step",
-            "metric loss of phase train is of shape (2,)",
+            "metric loss of phase train has shape (2,)",
         ),
-        ("jnp.tanh(observations", "(9 + observations", "policy: act leaves [-1, 1]"),
+        ("jnp.tanh(observations", "(9 + observations", "policy: act returns actions outside [-1, 1]"),
         ('option(-1.0, "the update', 'option(3.0, "the update', "finite: loss of phase train is not finite"),
-        ("step = state.step + 1", "step = state.step + 2", "the states say [8, 8] updates, 4 were made"),
+        ("step = state.step + 1", "step = state.step + 2", "the states count [8, 8] updates, but 4 were made"),
     ],
 )
 def test_a_file_that_breaks_the_contract_is_told_how(tmp_path, old, new, problem):

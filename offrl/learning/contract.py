@@ -1,8 +1,9 @@
 """Does an algorithm file keep the contract? `python -m offrl.check algo=path/to/new.py`, or `problems(algorithm)`.
 
-A few updates of tiny networks on random data, with every phase begun and cut in the middle: shapes, the same key the
-same result, members beside each other what they are alone, a restored state going on as if nothing had happened, and
-numbers that stay finite. Whether the algorithm learns is for tests of its own.
+Makes a few updates of tiny networks on random data, in every phase, and checks that shapes are as promised, that the
+same key gives the same result, that members trained in parallel do not influence each other, that a restored state
+continues as if training had not been interrupted, and that numbers stay finite. Whether the algorithm learns is for
+its own tests to show.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from offrl.learning.policies import Policy
 from offrl.learning.population import Population
 
 SPEC = Spec(observation_dim=3, action_dim=2, updates=8)
-STRETCH = 2  # updates between two looks at the states; each phase makes two stretches
+STRETCH = 2  # updates after which states are saved and compared; each phase makes two such stretches
 SEEDS = (0, 1)
-# members beside each other are other matrix products: what rounding makes of a few steps of Adam, in which the
-# sign of a gradient that is nearly 0 decides
+# batched over members, matrix products round differently; Adam enlarges that, as its first steps depend on the sign of
+# a gradient that is nearly 0
 MEMBER_TOLERANCE = 5e-3
 
 
@@ -49,7 +50,7 @@ def random_dataset(episodes: int = 8, seed: int = 0) -> Dataset:
 
 
 def small_config(algorithm: Algorithm) -> Any:
-    """The defaults, with narrow layers and small batches where the options are called so."""
+    """The default options, but for narrow layers (options named *hidden_dims) and small batches (*batch_size)."""
     small: dict[str, Any] = {}
     for name, field in algorithm.options().items():
         if name.endswith("hidden_dims"):
@@ -60,10 +61,10 @@ def small_config(algorithm: Algorithm) -> Any:
 
 
 def problems(algorithm: Algorithm, alone: bool = True) -> list[str]:
-    """What is wrong with it, one line each; the later checks are left out where an earlier one fails.
+    """What is wrong with it, one line each; once a check fails, later ones are left out.
 
     Args:
-        alone: also compile the program of a single member, and compare: half of the time that all of this takes.
+        alone: also compile the program of a single member and compare with it, which takes half of the total time.
     """
     config = small_config(algorithm)
     data = algorithm.prepare(preprocess(random_dataset(), algorithm.preprocessing(config)), config)
@@ -75,14 +76,14 @@ def option_problems(algorithm: Algorithm) -> list[str]:
     found = []
     for name, field in algorithm.options().items():
         if not field.metadata["help"]:
-            found.append(f"options: {name} has no meaning; option(default, meaning)")
+            found.append(f"options: {name} has no help text; write option(default, meaning)")
         if field.metadata["pytree_node"] and type(field.default) not in (int, float):
             found.append(f"options: {name}={field.default} is not a number; make it static=True")
     return found
 
 
 def shape_problems(algorithm: Algorithm, config: Any, data: Any) -> list[str]:
-    """By abstract evaluation, so that it costs no compilation: what the loop and the checkpoints rely on."""
+    """Checks what the training loop and checkpoints rely on, by abstract evaluation: nothing is compiled."""
     found = []
     rows = 5
     observations = jnp.zeros((rows, SPEC.observation_dim))
@@ -98,13 +99,13 @@ def shape_problems(algorithm: Algorithm, config: Any, data: Any) -> list[str]:
         after, metrics = jax.eval_shape(phase.update, key, state, data, config)
         found += changed(state, after, f"update of phase {phase.name}")
         found += [
-            f"shapes: metric {name} of phase {phase.name} is of shape {value.shape}, not a scalar"
+            f"shapes: metric {name} of phase {phase.name} has shape {value.shape}, but must be a scalar"
             for name, value in metrics.items()
             if value.shape != ()
         ]
         if not any("loss" in name for name in metrics):
             found.append(
-                f"shapes: no metric of phase {phase.name} has `loss` in its name: the progress bar shows these"
+                f"shapes: no metric of phase {phase.name} has `loss` in its name; the progress bar shows only these"
             )
 
     expected = {
@@ -116,14 +117,14 @@ def shape_problems(algorithm: Algorithm, config: Any, data: Any) -> list[str]:
     for name, result in jax.eval_shape(lambda state: used(policy, state, observations), state).items():
         if name == "q_values":
             if len(result.shape) != 2 or result.shape[1] != rows:
-                found.append(f"shapes: the policy's q_values are {result.shape}, not (critics, {rows})")
+                found.append(f"shapes: the policy's q_values have shape {result.shape}, not (critics, {rows})")
         elif result.shape != expected[name]:
-            found.append(f"shapes: the policy's {name} is {result.shape}, not {expected[name]}")
+            found.append(f"shapes: the policy's {name} has shape {result.shape}, not {expected[name]}")
     return found
 
 
 def used(policy: Policy, state: Any, observations: jax.Array) -> dict[str, jax.Array]:
-    """All that the policy offers, once."""
+    """The result of each function that the policy has, by its name."""
     results = {"act": policy.act(state, observations)}
     if policy.sample is not None:
         results["sample"] = policy.sample(jax.random.key(1), state, observations)
@@ -162,27 +163,30 @@ def run_problems(algorithm: Algorithm, config: Any, data: Any, alone: bool) -> l
     found += acting_problems(algorithm, config, end)
     made = len(metrics) * STRETCH
     if (end["states"].step != made).any():
-        found.append(f"step: the states say {end['states'].step.tolist()} updates, {made} were made")
+        found.append(f"step: the states count {end['states'].step.tolist()} updates, but {made} were made")
     if not differences(member(end, 0), member(end, 1), 0.0, ""):
         found.append("members: two seeds give the same state")
     if found:
         return found
 
     together.restore(begun)
-    found += differences(end, trained(together)[0][-1], 0.0, "determinism: the same key gives another")
+    found += differences(end, trained(together)[0][-1], 0.0, "determinism: with the same keys, two trainings differ in")
     half = len(whole) // 2  # in the middle of a phase, or between two
     for stop in sorted({1, half}):
         together.restore(whole[stop - 1])
         resumed = trained(together, from_stretch=stop)[0][-1]
-        found += differences(end, resumed, 0.0, f"resume: restored after stretch {stop}, it ends with another")
-    # the second member beside another first one
+        what = f"resume: restored after stretch {stop}, training ends with a difference in"
+        found += differences(end, resumed, 0.0, what)
+    # the second member again, in parallel with a different first one
     together.restore({**begun, "states": jax.tree.map(lambda leaf: leaf[[1, 1]], begun["states"])})
     beside = trained(together)[0][-1]
-    found += differences(member(end, 1), member(beside, 1), 0.0, "members: beside another one, a member has another")
+    what = "members: in parallel with a different member, a member differs in"
+    found += differences(member(end, 1), member(beside, 1), 0.0, what)
     if alone and not found:
         single = Population(algorithm, [config], [SEEDS[1]], SPEC, data, "map")
         ours = trained(single)[0][-1]
-        found += differences(ours, member(end, 1), MEMBER_TOLERANCE, "members: vmapped, a member has another")
+        what = "members: under vmap, a member differs from the same one trained alone in"
+        found += differences(ours, member(end, 1), MEMBER_TOLERANCE, what)
     return found
 
 
@@ -191,7 +195,7 @@ def member(saved: Any, i: int) -> Any:
 
 
 def trained(population: Population, from_stretch: int = 0) -> tuple[list[Any], list[tuple[str, dict[str, np.ndarray]]]]:
-    """Two stretches of every phase: what was saved after each of them, and the metrics."""
+    """Trains two stretches of every phase; returns what `save` gave after each, and (phase, metrics) of each."""
     saved, metrics, stretch = [], [], 0
     for phase in population.phases:
         for i in range(2):
@@ -214,7 +218,7 @@ def acting_problems(algorithm: Algorithm, config: Any, saved: Any) -> list[str]:
         if not np.isfinite(result).all():
             found.append(f"finite: the policy's {name} is not finite")
         elif name in ("act", "sample") and np.abs(result).max() > 1:
-            found.append(f"policy: {name} leaves [-1, 1]; clip it, or end in a tanh")
+            found.append(f"policy: {name} returns actions outside [-1, 1]; clip them, or end in a tanh")
     return found
 
 
@@ -227,7 +231,7 @@ def not_finite(tree: Any) -> list[str]:
 
 
 def differences(ours: Any, theirs: Any, tolerance: float, what: str) -> list[str]:
-    """Parts of the states that differ by more than the tolerance, relative above 1; the first three."""
+    """The first three leaves of the states that differ by more than the tolerance: absolute, or relative above 1."""
     found = []
     paths = jax.tree_util.tree_leaves_with_path(ours["states"])
     for (path, a), b in zip(paths, jax.tree.leaves(theirs["states"]), strict=True):

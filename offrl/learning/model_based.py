@@ -1,12 +1,12 @@
-"""What MOPO, MOReL, COMBO, RAMBO and MOBILE share: a phase for the dynamics, rollouts in them, mixed batches.
+"""What MOPO, MOReL, COMBO, RAMBO and MOBILE share: a dynamics phase, rollouts in the model, mixed batches.
 
-The first phase trains the ensemble. In the policy phase every `rollout_every`-th update begins with rollouts from
-states of the data, under the policy as it stands, into a ring buffer that keeps the newest; a batch then holds
-`real_ratio` of its rows from the data and the rest from the buffer.
+The first phase trains the ensemble. In the policy phase, every `rollout_every`-th update begins with rollouts of the
+current policy from states of the data; a ring buffer keeps the newest. A share `real_ratio` of each batch comes from
+the data and the rest from the buffer.
 
-The buffer is part of the state, so that a resumed run goes on as it would have, and part of every checkpoint: at the
-published sizes (50,000 rollouts of 5 steps, 5 of them kept) it holds 1.25 million rows, 135 MB for hopper. Smaller
-`rollout_batch_size` and `rollouts_kept` are the first thing to change for a short run on a CPU.
+The buffer is part of the state, so that a resumed run continues exactly, and so part of every checkpoint: at the
+published sizes (50,000 rollouts of 5 steps at a time, the last 5 such batches kept) it holds 1.25 million rows, 135 MB
+for hopper. For a short run on a CPU, lower `rollout_batch_size` and `rollouts_kept` first.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from offrl.learning.models.rollouts import Act, Buffer, Model, Steps
 from offrl.learning.soft_actor_critic import Learner, SoftActorCriticConfig
 
 ROLLOUTS_AT_ONCE = 5_000
-"""What bounds the memory of rollouts: the hidden layers of all members for so many rows."""
+"""Limits the memory that rollouts take: the hidden layers of all ensemble members for this many rows."""
 
 
 @flax.struct.dataclass
 class ModelBasedConfig(DynamicsConfig, SoftActorCriticConfig):
-    rollout_length: int = option(5, "steps of a rollout in the model, at most", static=True)
-    rollout_batch_size: int = option(50_000, "rollouts each time, from states of the data", static=True)
+    rollout_length: int = option(5, "maximum steps of a rollout in the model", static=True)
+    rollout_batch_size: int = option(50_000, "rollouts made at a time, from states of the data", static=True)
     rollout_every: int = option(1_000, "policy updates between rollouts", static=True)
-    rollouts_kept: int = option(5, "the buffer holds as many rows as so many times' rollouts can make", static=True)
+    rollouts_kept: int = option(5, "the buffer has room for this many batches of rollouts", static=True)
     real_ratio: float = option(0.05, "share of a batch that comes from the data", static=True)
 
 
@@ -43,20 +43,20 @@ class ModelBasedConfig(DynamicsConfig, SoftActorCriticConfig):
 class State:
     step: jax.Array
     policy_step: jax.Array  # updates of the policy phase so far
-    updates: jax.Array  # of the whole policy phase: where the cosine ends
+    updates: jax.Array  # of the whole policy phase: where the cosine schedule ends
     ensemble: Ensemble
     learner: Learner
     buffer: Buffer
 
 
 def chunks(config: ModelBasedConfig) -> tuple[int, int]:
-    """How many parts the rollouts are made in, and the rollouts of each; together at least `rollout_batch_size`."""
+    """In how many chunks the rollouts are made, and the size of each; in total at least `rollout_batch_size`."""
     count = -(-config.rollout_batch_size // ROLLOUTS_AT_ONCE)
     return count, -(-config.rollout_batch_size // count)
 
 
 def real_rows(config: ModelBasedConfig) -> int:
-    """Of a batch."""
+    """How many rows of a batch come from the data."""
     return int(config.real_ratio * config.batch_size)
 
 
@@ -111,7 +111,7 @@ def model(ensemble: Ensemble, config: ModelBasedConfig) -> Model:
 
 
 def policy_act(state: Any, config: ModelBasedConfig) -> Act:
-    """The policy's samples."""
+    """The current policy, sampled."""
     actor, action_dim = state.learner.actor, state.buffer.rows.actions.shape[-1]
 
     def act(key: jax.Array, observations: jax.Array) -> jax.Array:
@@ -121,7 +121,7 @@ def policy_act(state: Any, config: ModelBasedConfig) -> Act:
 
 
 def roll_out(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedConfig, act: Act, model: Model) -> Any:
-    """The state with new rollouts in its buffer, where they are due."""
+    """The state, with new rollouts in its buffer at every `rollout_every`-th policy update."""
     if real_rows(config) == config.batch_size:
         return state
     count, size = chunks(config)
@@ -135,7 +135,7 @@ def roll_out(key: jax.Array, state: Any, dataset: ModelData, config: ModelBasedC
         return rollouts.add(buffer, flat, valid.reshape(-1))
 
     due = state.policy_step % config.rollout_every == 0
-    # a loop of no turns where they are not: under `vmap`, `cond` would roll out in every update
+    # a loop, of no iterations in other updates: under `vmap`, `cond` would make rollouts in every update
     return state.replace(buffer=jax.lax.fori_loop(0, jnp.where(due, count, 0), chunk, state.buffer))
 
 
@@ -149,7 +149,7 @@ def mixed_batch(key: jax.Array, state: Any, dataset: ModelData, config: ModelBas
 
 
 def progress(state: Any) -> jax.Array:
-    """How much of the policy phase is over, 0 to 1."""
+    """The fraction of the policy phase that is done, 0 to 1."""
     return state.policy_step / state.updates
 
 

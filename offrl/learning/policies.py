@@ -9,29 +9,29 @@ from typing import Any, NamedTuple
 import jax
 
 State = Any  # the algorithm's own pytree
-Carry = Any  # what a policy with memory keeps within an episode, a pytree whose leaves begin with the episodes' axis
+Carry = Any  # what a policy with memory remembers of its episodes: a pytree, episodes on axis 0 of every leaf
 
 
 class Memory(NamedTuple):
-    """How a policy with memory acts: pure functions of one member's state, for n episodes played side by side.
+    """How a policy with memory acts: pure functions of one member's state, for n episodes played in parallel.
 
-    At the start of the episodes `start`; then, at every step, `act` and afterwards `observe`.
+    `start` is called once, before the first step; then, at every step, `act` and afterwards `observe`.
     """
 
     start: Callable[[State, int], Carry]
-    """(state, n) -> the carry of n episodes of which nothing has been seen yet."""
+    """(state, n) -> the carry of n new episodes."""
     act: Callable[[State, Carry, jax.Array], tuple[jax.Array, Carry]]
     """(state, carry, observations) -> the actions that are deployed, and the carry."""
     observe: Callable[[Carry, jax.Array], Carry]
-    """(carry, rewards [n]) -> the carry; rewards of the step just made, preprocessed as the run's data was."""
+    """(carry, rewards [n]) -> the carry; the rewards of that step, preprocessed like the run's data."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """Pure functions of one member's state, made by the algorithm's `policy(config, spec)`.
 
-    Observations are [n, observation_dim], preprocessed as the run's data was; actions are [n, action_dim] in [-1, 1].
-    What an algorithm does not have is None.
+    Observations are [n, observation_dim], preprocessed like the run's data; actions are [n, action_dim] in [-1, 1].
+    Functions that an algorithm does not have are None.
     """
 
     act: Callable[[State, jax.Array], jax.Array]
@@ -45,5 +45,5 @@ class Policy:
     value: Callable[[State, jax.Array], jax.Array] | None = None
     """(state, observations) -> V(s), [n]."""
     memory: Memory | None = None
-    """None for a policy that depends on the present observation alone; else it is played with these functions, and
-    `act` is its action at the first step of an episode."""
+    """None for a policy that depends on the current observation alone. Otherwise these functions play it, and `act` is
+    its action at the first step of an episode."""

@@ -1,8 +1,8 @@
-"""The compiled loop: updates in sequence, members of a population beside each other, in one program.
+"""The compiled training loop: updates in sequence, the members of a population in parallel, in one program.
 
 On a CPU the members are spread over one XLA device per core, and those that share a core take turns: a small network
 gains more from a core of its own than from threads within its matrix products. On an accelerator they are vectorised.
-benchmarks/members.py measures the ways beside each other.
+benchmarks/members.py compares these ways.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from offrl.algorithm import Algorithm, Phase, Spec, Update
 
-NEVER = -1  # the step at which a healthy member diverged
+NEVER = -1  # `diverged_at` of a member that has not diverged
 
 
 def member_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -27,7 +27,7 @@ def member_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def stack(trees: list[Any]) -> Any:
-    """Pytrees alike, leaf by leaf on a new axis 0; on the host, where no shape needs a compilation of its own."""
+    """Pytrees of one structure, stacked leaf by leaf on a new axis 0; in numpy, as jax would compile for each shape."""
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
@@ -36,7 +36,7 @@ def run_updates(
 ) -> tuple[Any, dict[str, jax.Array], jax.Array]:
     """`count` updates of one member, from step `first`: state, means of the metrics, the step where it diverged.
 
-    A member that has diverged before is left as it is; one that diverges keeps the state that it came with.
+    A member that diverged earlier is left as it is; one that diverges now keeps the state from before these updates.
     """
     update = jax.jit(update)  # traced once, not once here and once in the loop
     shapes = jax.eval_shape(update, key, state, dataset, config)[1]
@@ -65,7 +65,7 @@ class Population:
     """The members of a run: their states, and the compiled programs that train them.
 
     Args:
-        algorithm, configs (one per member, alike in structure), seeds (one per member), spec
+        algorithm, configs (one per member, with the same static fields), seeds (one per member), spec
         dataset: what the algorithm's `prepare` made, as numpy arrays; moved to the devices here, once.
         mapping: "devices", "vmap" or "map"; by default the first on a CPU and the second elsewhere.
     """
@@ -84,7 +84,7 @@ class Population:
         self.mapping = mapping or ("devices" if jax.default_backend() == "cpu" else "vmap")
         devices = jax.devices()[: self.size] if self.mapping == "devices" else jax.devices()[:1]
         self.mesh = Mesh(np.array(devices), ("members",))
-        # the devices take equally many: the last place may hold a copy that is never trained
+        # every device takes the same number: the last places may hold copies that are never trained
         padding = -self.size % len(devices)
         configs, seeds = configs + configs[:1] * padding, seeds + seeds[:1] * padding
         self.per_member = NamedSharding(self.mesh, P("members"))
@@ -92,7 +92,7 @@ class Population:
         self.keys = jax.device_put(stack([jax.random.key_data(key) for _, key in keys]), self.per_member)
         self.configs = jax.device_put(stack(configs), self.per_member)
         self.dataset = jax.device_put(dataset, NamedSharding(self.mesh, P()))
-        # run once: a full optimisation of the program, orthogonal initialisers above all, would take longest in a start
+        # it runs only once: optimising it fully (above all orthogonal initialisers) would be most of the start-up time
         quickly = {"xla_backend_optimization_level": 1}
         init = jax.jit(algorithm.init, static_argnums=2, compiler_options=quickly)
         states = [init(key, config, spec) for (key, _), config in zip(keys, configs, strict=True)]
@@ -127,7 +127,7 @@ class Population:
         return self.programs[phase.name]
 
     def begin(self, phase: Phase, step: int) -> None:
-        """Run the phase's `begin`, where it has one, at this step of the run."""
+        """Run the phase's `begin`, if it has one, at this step of the run."""
         if phase.begin is None:
             return
         begin = phase.begin
@@ -147,9 +147,9 @@ class Population:
         self.states = jax.device_put(states, self.per_member)
 
     def train(self, phase: Phase, first: int, count: int) -> dict[str, np.ndarray]:
-        """`count` updates of every healthy member; returns each metric's mean over them, [members].
+        """`count` updates of every healthy member; returns each metric's mean over these updates, [members].
 
-        NaN where a member diverged: `diverged_at` has the step.
+        NaN where a member has diverged; `diverged_at` has the step.
         """
         arguments = (jnp.asarray(first, jnp.int32), jnp.asarray(count, jnp.int32))
         self.states, metrics, self.diverged_at = self.program(phase)(

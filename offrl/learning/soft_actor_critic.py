@@ -1,9 +1,9 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905): the policy optimiser of the model-based algorithms.
 
 Critics first, then the policy, then the entropy weight, then the target critics, as in the published code of MOPO,
-RAMBO and MOBILE. The entropy weight is tuned towards a target entropy and held at 1 or below; the policy's step size
-follows a cosine to 0 over the run. The parts are functions of their own, for algorithms that put another target or
-another loss in their place.
+RAMBO and MOBILE. The entropy weight is tuned towards a target entropy and capped at 1; the policy's learning rate
+follows a cosine to 0 over the run. Every part is a separate function, so that algorithms can use another target or
+another loss.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class SoftActorCriticConfig:
     """The options of the policy optimiser; an algorithm's Config inherits them."""
 
     discount: float = option(0.99, "discount per step")
-    polyak: float = option(0.005, "step of the target critics towards the learned ones")
+    polyak: float = option(0.005, "step of the target critics towards the online ones")
     actor_learning_rate: float = option(1e-4, "Adam step size of the policy, at the start of its schedule")
     critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
     alpha_learning_rate: float = option(1e-4, "Adam step size of the entropy weight's logarithm")
     actor_schedule: str = option(
         "cosine", "decay of the policy's step size over the run", static=True, choices=("cosine", "constant")
     )
-    tune_alpha: bool = option(True, "tune the entropy weight, from 1 on, towards the target entropy", static=True)
-    alpha: float = option(0.2, "the entropy weight where it is not tuned")
-    target_entropy: float = option(-1.0, "the entropy it is tuned to, per dimension of the action")
-    entropy_backup: bool = option(True, "the critics' target has the entropy term too", static=True)
-    critics: int = option(2, "critics; their smallest value counts", static=True)
+    tune_alpha: bool = option(True, "tune the entropy weight, which starts at 1, to the target entropy", static=True)
+    alpha: float = option(0.2, "the entropy weight if it is not tuned")
+    target_entropy: float = option(-1.0, "the entropy that it is tuned to, per dimension of the action")
+    entropy_backup: bool = option(True, "the critics' target includes the entropy term", static=True)
+    critics: int = option(2, "number of critics; the smallest of their values is used", static=True)
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256), "widths of the ReLU layers", static=True)
 
@@ -94,7 +94,7 @@ def entropy_weight(learner: Learner, config: SoftActorCriticConfig) -> jax.Array
 def sample_actions(
     key: jax.Array, actor: Any, observations: jax.Array, action_dim: int, config: SoftActorCriticConfig
 ) -> tuple[jax.Array, jax.Array]:
-    """Actions of the policy with those parameters, and their log-densities."""
+    """Actions sampled from the policy with the parameters `actor`, and their log-densities."""
     return tanh_gaussian_sample(key, *actor_network(config, action_dim).apply(actor, observations))
 
 
@@ -111,7 +111,7 @@ def td_target(key: jax.Array, learner: Learner, batch: Steps, config: SoftActorC
 def critic_loss(
     params: Any, target: jax.Array, batch: Steps, config: SoftActorCriticConfig
 ) -> tuple[jax.Array, Metrics]:
-    """Squared errors of all critics, summed over them."""
+    """Mean squared error of each critic, summed over critics."""
     q = critic_network(config).apply(params, batch.observations, batch.actions)
     loss = ((q - target) ** 2).mean(1).sum()
     return loss, {"critic_loss": loss, "batch_q": q.mean()}
@@ -127,14 +127,14 @@ def actor_loss(
 
 
 def alpha_loss(log_alpha: jax.Array, entropy: jax.Array, target_entropy: jax.Array | float) -> jax.Array:
-    """Its gradient raises the weight while the entropy is below the target."""
+    """Minimising it raises the weight while the entropy is below the target."""
     return log_alpha * (entropy - target_entropy)
 
 
 def critic_step(
     learner: Learner, loss: Callable[[Any], tuple[jax.Array, Metrics]], config: SoftActorCriticConfig
 ) -> tuple[Learner, Metrics]:
-    """One step of the critics on `loss(params) -> (scalar, metrics)`; their targets stay."""
+    """One step of the critics on `loss(params) -> (scalar, metrics)`; target critics stay as they are."""
     critic, critic_opt, metrics = adam_step(loss, learner.critic, learner.critic_opt, config.critic_learning_rate)
     return learner.replace(critic=critic, critic_opt=critic_opt), metrics
 
@@ -142,7 +142,7 @@ def critic_step(
 def actor_step(
     key: jax.Array, learner: Learner, batch: Steps, progress: jax.Array, config: SoftActorCriticConfig
 ) -> tuple[Learner, Metrics]:
-    """One step of the policy, and one of the entropy weight. progress: how much of the run is over, 0 to 1."""
+    """One step of the policy and one of the entropy weight. progress: the fraction of the run that is done, 0 to 1."""
     learning_rate: jax.Array | float = config.actor_learning_rate
     if config.actor_schedule == "cosine":
         learning_rate = learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
@@ -174,7 +174,7 @@ def target_step(learner: Learner, config: SoftActorCriticConfig) -> Learner:
 def update(
     key: jax.Array, learner: Learner, batch: Steps, progress: jax.Array, config: SoftActorCriticConfig
 ) -> tuple[Learner, Metrics]:
-    """One update from a given batch."""
+    """One update of policy, entropy weight, critics and target critics on a given batch."""
     key_target, key_actor = jax.random.split(key)
     target = td_target(key_target, learner, batch, config)
     learner, critic_metrics = critic_step(learner, lambda params: critic_loss(params, target, batch, config), config)
@@ -183,7 +183,7 @@ def update(
 
 
 def policy(config: SoftActorCriticConfig, spec: Spec) -> Policy:
-    """Of a state that has its Learner in the field `learner`."""
+    """The policy of a state whose field `learner` is a `Learner`."""
     actor, critic = actor_network(config, spec.action_dim), critic_network(config)
 
     def log_prob(state: Any, observations: jax.Array, actions: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The pieces of a gradient step that every algorithm takes and none is about."""
+"""Parts of a gradient step that every algorithm needs: sampling a batch, an Adam step, copying parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def adam_step(
 ) -> tuple[Any, optax.OptState, dict[str, jax.Array]]:
     """One Adam step on `loss(params) -> (scalar, metrics)`: new parameters, new optimiser state, the metrics.
 
-    `opt_state` is that of `optax.adam` with any learning rate, so that the rate may differ between members and steps.
+    `opt_state` is that of `optax.adam`, which does not depend on the learning rate: it may change with member and step.
     """
     gradients, metrics = jax.grad(loss, has_aux=True)(params)
     changes, opt_state = optax.adam(learning_rate).update(gradients, opt_state)
@@ -35,5 +35,5 @@ def adam_init(params: Any) -> optax.OptState:
 
 
 def copy(params: Any) -> Any:
-    """Parameters for a target network: equal, in memory of their own, so that both may be donated to one program."""
+    """A copy of parameters for a target network, in memory of its own, so that both can be donated to one program."""
     return jax.tree.map(jnp.copy, params)

@@ -1,22 +1,23 @@
 """A learned model of the environment: an ensemble of probabilistic networks.
 
-Every member predicts a Gaussian over [change of the observation, reward] from standardised observation and action,
-and has a classifier of terminations beside it, which sees observation, action and next observation. Members are
+Every ensemble member predicts a Gaussian over [change of the observation, reward] from the standardised observation
+and action, and has its own termination classifier, which sees observation, action and next observation. Members are
 stacked on axis 0 of all parameters. Training is one compiled program (`update_ensemble` is one step of all members)
-with a fixed number of updates; early stopping means that what predicts is, for each member, its best snapshot by
-hold-out error, and that updates compute nothing once no member improves any more.
+with a fixed number of updates. Early stopping means that each member predicts with its best snapshot by held-out
+error, and that updates compute nothing once no member improves any more.
 
-Facts from the published code (MOPO, PETS, OfflineRL-Kit): swish layers, weight decay per layer, log-variances clamped
-softly between learned bounds, hold-out error the mean squared error of the means, a snapshot replaced when the error
-falls by more than 1 %. What differs here, and why:
-- Hold-out data are whole episodes. Rows drawn at random have neighbours among the training rows, which hides
-  overfitting. An even share of episodes rather than at most 1,000 rows, which could be a single episode.
+As in the published code (MOPO, PETS, OfflineRL-Kit): swish layers, weight decay per layer, log-variances clamped
+softly between learned bounds, mean squared error of the predicted means as held-out error, and a snapshot replaced
+when that error falls by more than 1 %. What differs here, and why:
+- Held-out data are whole episodes, because random rows have neighbours among the training rows, which hides
+  overfitting. They are a share of the episodes instead of at most 1,000 rows, which could be a single episode.
 - Terminations are learned from the data (`terminations="learned"`). The published code is given each task's own
   termination function; those are in `terminations.py` as `assisted:...`, for comparisons only.
-- Members see different batches, drawn independently, instead of batches of one fixed bootstrap sample each.
-- The bounds of the log-variances belong to each member; their regulariser is shared out over the members.
-- The data's terminal steps train the model with their true next observation, from `Dataset`; `d4rl.qlearning_dataset`
-  puts the next episode's first observation there.
+- Each member sees batches of its own, drawn independently from all training rows, instead of batches from one fixed
+  bootstrap sample per member.
+- Each member has its own bounds of the log-variances; their regulariser is divided by the number of members.
+- At terminal steps the model is trained with the true next observation, which `Dataset` keeps;
+  `d4rl.qlearning_dataset` puts the next episode's first observation there.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from offrl.learning.updates import adam_init, adam_step, copy
 
 LOG_VAR_BOUNDS = (-10.0, 0.5)  # where the learned bounds start
 BOUND_WEIGHT = 0.01
-IMPROVEMENT = 0.01  # share by which the hold-out error must fall for a new snapshot
+IMPROVEMENT = 0.01  # share by which the held-out error must fall for a new snapshot
 KERNEL_INIT = nn.initializers.variance_scaling(0.25, "fan_in", "normal")  # standard deviation 1 / (2 sqrt(fan in))
 
 
@@ -50,43 +51,43 @@ class DynamicsConfig:
     """The options of an ensemble; an algorithm's Config inherits them."""
 
     ensemble_size: int = option(7, "networks of the dynamics ensemble", static=True)
-    elites: int = option(5, "of them, those with the lowest hold-out error, which roll out", static=True)
+    elites: int = option(5, "how many of them, those of lowest held-out error, make the rollouts", static=True)
     dynamics_hidden_dims: tuple[int, ...] = option((200,) * 4, "widths of a dynamics network's layers", static=True)
     termination_hidden_dims: tuple[int, ...] = option((64, 64), "widths of a termination classifier", static=True)
     dynamics_learning_rate: float = option(1e-3, "Adam step size of the dynamics")
     dynamics_weight_decay: tuple[float, ...] = option(
         (2.5e-5, 5e-5, 7.5e-5, 7.5e-5, 1e-4),
-        "weight of half the squared weights of each hidden layer, and of the last layer; a deeper network repeats the "
-        "last but one",
+        "coefficients of half the squared weights, one per hidden layer and one for the output layer; a deeper network "
+        "repeats the last but one",
         static=True,
     )
     dynamics_batch_size: int = option(256, "transitions per dynamics update and network", static=True)
-    dynamics_updates: int = option(100_000, "updates of the dynamics, at most", static=True)
+    dynamics_updates: int = option(100_000, "maximum updates of the dynamics", static=True)
     holdout_fraction: float = option(0.1, "share of the episodes held out of dynamics training", static=True)
-    holdout_rows: int = option(5_000, "of their steps, how many are evaluated, at most", static=True)
-    holdout_every: int = option(1_000, "dynamics updates between evaluations on them", static=True)
-    patience: int = option(5, "evaluations without a better snapshot of any network after which training stops")
+    holdout_rows: int = option(5_000, "maximum held-out steps used in an evaluation", static=True)
+    holdout_every: int = option(1_000, "dynamics updates between evaluations on held-out steps", static=True)
+    patience: int = option(5, "training stops after this many evaluations in which no network improved")
     terminations: str = option(
         "learned",
-        "what ends a rollout; assisted ones know the task's rule",
+        "what ends a rollout: a learned classifier, or (assisted) the task's own rule, which the data do not hold",
         static=True,
         choices=("learned", *ASSISTED_TERMINATIONS),
     )
 
 
 class ModelData(NamedTuple):
-    """What model-based algorithms see as their dataset. Statistics are float32, of single columns."""
+    """The dataset as model-based algorithms see it. Statistics are float32, per dimension."""
 
     transitions: Transitions
     train_rows: np.ndarray
-    """int32: the rows of `transitions` that train the dynamics: of training episodes, their next observation known."""
+    """int32: rows of `transitions` that train the dynamics: of training episodes, with a known next observation."""
     holdout_rows: np.ndarray
-    """int32: those of held-out episodes, or a random part."""
+    """int32: the same of held-out episodes, or a random subset if there are more than `config.holdout_rows`."""
     input_mean: np.ndarray
     """Of observations and actions of the training rows, [observation_dim + action_dim]."""
     input_std: np.ndarray
     observation_mean: np.ndarray
-    """Raw observations are observation_mean + observation_std * what the data hold, [observation_dim]."""
+    """[observation_dim]; raw observations are observation_mean + observation_std * those in `transitions`."""
     observation_std: np.ndarray
 
 
@@ -100,7 +101,7 @@ class Statistics(NamedTuple):
 
 
 class Ensemble(flax.struct.PyTreeNode):
-    """All there is of a model. `params` predicts: each member's best snapshot; `training` is what is being trained."""
+    """The whole state of a model. `params` predict: each member's best snapshot; `training` are those being trained."""
 
     params: Any
     training: Any
@@ -114,21 +115,21 @@ class Ensemble(flax.struct.PyTreeNode):
 
 
 class Prediction(NamedTuple):
-    """One step of the model from [n] observations and actions, as one random elite each samples it."""
+    """One step of the model from n observations and actions, each sampled from a random elite."""
 
     next_observations: jax.Array
     rewards: jax.Array
     terminations: jax.Array
     mean: jax.Array
-    """[members, n, observation_dim + 1]: of [change of the observation, reward], of every member."""
+    """[members, n, observation_dim + 1]: every member's mean of [change of the observation, reward]."""
     log_var: jax.Array
 
 
 def prepare(dataset: Dataset, config: DynamicsConfig) -> ModelData:
-    """The view of the data for model-based algorithms, split by episode for the dynamics. On the host.
+    """The view of the data for model-based algorithms, split by episode for the dynamics; numpy arrays.
 
     Raises:
-        UserError: there is one episode only, or nothing to learn a model from, or more elites than networks.
+        UserError: there is only one episode, or nothing to learn a model from, or there are more elites than networks.
     """
     if config.elites > config.ensemble_size:
         raise UserError(f"algo.elites={config.elites}: more than algo.ensemble_size={config.ensemble_size}")
@@ -136,11 +137,14 @@ def prepare(dataset: Dataset, config: DynamicsConfig) -> ModelData:
     if not 0 < config.holdout_fraction < 1:
         raise UserError(f"algo.holdout_fraction={config.holdout_fraction}: must be between 0 and 1")
     _, held_out = dataset.split_indices(config.holdout_fraction, 0)
-    rows = np.searchsorted(dataset.transition_rows, dataset.dynamics_rows)  # every step of the second is in the first
+    rows = np.searchsorted(dataset.transition_rows, dataset.dynamics_rows)  # the second are a subset of the first
     in_holdout = np.isin(dataset.episode_of_step[dataset.dynamics_rows], held_out)
     train_rows, holdout_rows = rows[~in_holdout], rows[in_holdout]
     if not len(train_rows) or not len(holdout_rows):
-        raise UserError(f"{dataset.name}: no step with a known next observation to train, or to hold out, for dynamics")
+        raise UserError(
+            f"{dataset.name}: a dynamics model needs steps with a known next observation, to train on and to hold out; "
+            "there are too few episodes that have them"
+        )
     if len(holdout_rows) > config.holdout_rows:
         holdout_rows = np.sort(np.random.default_rng(0).choice(holdout_rows, config.holdout_rows, replace=False))
     inputs = np.concatenate([transitions.observations[train_rows], transitions.actions[train_rows]], -1)
@@ -189,7 +193,7 @@ def termination_network(config: DynamicsConfig) -> Any:
 def dynamics_loss(
     params: Any, inputs: jax.Array, targets: jax.Array, config: DynamicsConfig, bound_weight: float = BOUND_WEIGHT
 ) -> jax.Array:
-    """Of one member: twice the Gaussian negative log-likelihood per dimension, decay, the bounds' regulariser."""
+    """Of one member: twice the Gaussian negative log-likelihood per dimension, weight decay, bounds' regulariser."""
     mean, log_var = dynamics_network(config, targets.shape[-1] - 1).apply(params, inputs)
     likelihood = ((mean - targets) ** 2 * jnp.exp(-log_var)).mean() + log_var.mean()
     *hidden, last = config.dynamics_weight_decay
@@ -203,7 +207,7 @@ def dynamics_loss(
 
 
 def termination_loss(params: Any, inputs: jax.Array, terminations: jax.Array, config: DynamicsConfig) -> jax.Array:
-    """Of one member: cross-entropy."""
+    """Of one member's classifier: cross-entropy."""
     logits = termination_network(config).apply(params, inputs).squeeze(-1)
     return optax.sigmoid_binary_cross_entropy(logits, terminations).mean()
 
@@ -263,7 +267,7 @@ def init_ensemble(key: jax.Array, config: DynamicsConfig, spec: Spec) -> Ensembl
 
 
 def begin_ensemble(ensemble: Ensemble, data: ModelData) -> Ensemble:
-    """With the statistics of the data that it will be trained on."""
+    """The ensemble, with the statistics of the data that it will be trained on."""
     statistics = Statistics(*(jnp.asarray(getattr(data, name)) for name in Statistics._fields))
     return ensemble.replace(statistics=statistics)
 
@@ -291,7 +295,7 @@ def train_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ense
 
 
 def holdout_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> Ensemble:
-    """Evaluate what is being trained on held-out rows [rows, ...]; keep each member's better snapshot."""
+    """Evaluates the parameters in training on held-out rows [rows, ...]; members that improved get a new snapshot."""
     inputs = dynamics_inputs(ensemble.statistics, batch.observations, batch.actions)
     for_termination = termination_inputs(
         ensemble.statistics, batch.observations, batch.actions, batch.next_observations
@@ -326,7 +330,7 @@ def holdout_step(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> En
 def update_ensemble(
     key: jax.Array, ensemble: Ensemble, data: ModelData, config: DynamicsConfig
 ) -> tuple[Ensemble, Metrics]:
-    """The next update of all members; the first, and every `holdout_every`-th from it, ends with an evaluation."""
+    """One update of all members. The first, and every `holdout_every`-th after it, end with a held-out evaluation."""
     going_on = ensemble.stale < config.patience
     updates_before = ensemble.opt[0].count[0]  # Adam's, the same for all members
     shape = (config.ensemble_size, config.dynamics_batch_size)
@@ -338,8 +342,8 @@ def update_ensemble(
     def evaluate(ensemble: Ensemble) -> Ensemble:
         return holdout_step(ensemble, rows_of(data.transitions, jnp.asarray(data.holdout_rows)), config)
 
-    # on a CPU a loop of one turn or none makes the whole update eight times as slow; the price of `cond` is that under
-    # `vmap`, on accelerators, both are computed in every update
+    # a loop of one iteration or none would make the whole update eight times as slow on a CPU; the price of `cond` is
+    # that under `vmap`, on accelerators, both branches are computed in every update
     ensemble = jax.lax.cond(going_on, train, lambda ensemble: ensemble, ensemble)
     due = going_on & (updates_before % config.holdout_every == 0)
     ensemble = jax.lax.cond(due, evaluate, lambda ensemble: ensemble, ensemble)
@@ -371,7 +375,7 @@ def termination_probability(
     next_observations: jax.Array,
     config: DynamicsConfig,
 ) -> jax.Array:
-    """The elites' mean, [n]. Of an assisted rule: 0 or 1."""
+    """Mean of the elites' probabilities, [n]; 0 or 1 under an assisted rule."""
     if config.terminations != "learned":
         statistics = ensemble.statistics
         raw = statistics.observation_mean + statistics.observation_std * next_observations
@@ -385,7 +389,7 @@ def termination_probability(
 def step(
     key: jax.Array, ensemble: Ensemble, observations: jax.Array, actions: jax.Array, config: DynamicsConfig
 ) -> Prediction:
-    """A sample of the next step from [n] observations and actions, each by a random elite."""
+    """One step from n observations and actions, each sampled from a random elite."""
     key_elite, key_noise = jax.random.split(key)
     mean, log_var = predict(ensemble, observations, actions, config)
     n = observations.shape[0]

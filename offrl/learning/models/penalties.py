@@ -1,4 +1,4 @@
-"""Penalties: how unsure an ensemble is, [n], from its members' means and log-variances [members, n, dim + 1]."""
+"""Penalties: an ensemble's uncertainty, [n], from its members' means and log-variances [members, n, dim + 1]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def max_aleatoric(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Ar
 
 
 def max_mean_distance(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """The largest distance of a member's next observation from the members' mean ("pairwise-diff" in OfflineRL-Kit)."""
+    """The largest distance of a member's next observation to the mean of all ("pairwise-diff" in OfflineRL-Kit)."""
     following = mean[..., :-1]
     return jnp.linalg.norm(following - following.mean(0), axis=-1).max(0)
 
@@ -33,12 +33,12 @@ def ensemble_std(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Arr
 
 
 def mixture_std(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Norm of the standard deviations of the members' mixture: noise and disagreement together, reward included."""
+    """Norm of the standard deviations of the mixture of members: noise and disagreement together, reward included."""
     return jnp.linalg.norm(jnp.sqrt(mean.var(0) + jnp.exp(log_var).mean(0)), axis=-1)
 
 
 def log_prob_spread(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Standard deviation over members of the log-probability of a sample of a random one, in nats."""
+    """Standard deviation, over members, of the log-probability of one sample from a random member, in nats."""
     key_member, key_noise = jax.random.split(key)
     n = mean.shape[1]
     member, rows = jax.random.randint(key_member, (n,), 0, len(mean)), jnp.arange(n)
@@ -48,7 +48,7 @@ def log_prob_spread(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.
 
 
 def loo_kl(key: jax.Array, mean: jax.Array, log_var: jax.Array) -> jax.Array:
-    """Mean over members of KL(member | Gaussian with the moments of the others' mixture), in nats."""
+    """Mean, over members, of KL(member | Gaussian with the moments of the mixture of all others), in nats."""
     others = len(mean) - 1
     rest_mean = (mean.sum(0) - mean) / others
     # the others' spread about their own mean, not the difference of second moments, which float32 would lose
@@ -71,5 +71,5 @@ PENALTIES: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {
         loo_kl,
     )
 }
-"""Name -> (key, mean, log_var) -> penalty [n]. The first three by the published code; the last two are from memory of
-"Revisiting design choices in offline model-based RL" (Lu et al. 2022): their exact form there was not checked."""
+"""Name -> (key, mean, log_var) -> penalty [n]. The first three follow the published code. The last two follow, from
+memory, "Revisiting design choices in offline model-based RL" (Lu et al. 2022): their exact form was not checked."""

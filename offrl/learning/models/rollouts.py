@@ -39,7 +39,7 @@ def rollout(key: jax.Array, observations: jax.Array, act: Act, model: Model, len
         actions = act(key_act, observations)
         next_observations, rewards, terminations = model(key_model, observations, actions)
         row = Steps(observations, actions, rewards, next_observations, terminations)
-        # one that has ended stands still, for what is computed of it there to stay finite
+        # a rollout that has ended stays where it is, so that what is computed there stays finite
         ended = ~alive | (terminations > 0)
         return (jnp.where(ended[:, None], observations, next_observations), ~ended), (row, alive)
 
@@ -69,7 +69,7 @@ def init_buffer(capacity: int, spec: Spec) -> Buffer:
 
 
 def add(buffer: Buffer, rows: Steps, valid: jax.Array) -> Buffer:
-    """The valid rows of [n], over the oldest ones; n is at most the capacity."""
+    """Writes the valid ones of n rows over the oldest in the buffer; n is at most its capacity."""
     capacity, count = buffer.rows.rewards.shape[0], valid.sum(dtype=jnp.int32)
     places = (buffer.next + jnp.cumsum(valid, dtype=jnp.int32) - 1) % capacity
     places = jnp.where(valid, places, capacity)  # outside: dropped

@@ -1,4 +1,4 @@
-"""What ends a rollout by the task's own rule: knowledge that is not in the data, for comparisons only.
+"""The tasks' own termination rules: knowledge that is not in the data, for comparisons only.
 
 The classifier that is learned from the data belongs to the ensemble, in `dynamics.py`.
 """
@@ -34,4 +34,4 @@ ASSISTED_TERMINATIONS = {
     "assisted:ant": _ant,
     "assisted:halfcheetah": _never,
 }
-"""Gymnasium's own rules for the next observation, in raw units: knowledge that is not in the data."""
+"""Gymnasium's rules: raw next observations [..., dim] -> whether the episode ends there [...]."""

@@ -9,7 +9,7 @@ import pytest
 
 import offrl.algorithm
 from offrl.selection import diagnostics
-from offrl.selection.diagnostics import curves
+from offrl.selection.diagnostics import curves, workflow
 
 
 def replicates(curve, random, error=0.01):
@@ -20,11 +20,11 @@ def replicates(curve, random, error=0.01):
 
 def test_smoothing_leaves_a_line_alone_and_ignores_an_outlier():
     line = 3 - 0.5 * np.arange(20)
-    np.testing.assert_allclose(curves.smooth(line), line, atol=1e-9)
+    np.testing.assert_allclose(workflow.smooth(line), line, atol=1e-9)
     with_outlier = line + 0.01 * np.sin(np.arange(20))
     with_outlier[8] += 50
-    assert np.abs(curves.smooth(with_outlier) - line)[:6].max() < 0.1
-    assert abs(curves.smooth(with_outlier)[12] - line[12]) < 0.1
+    assert np.abs(workflow.smooth(with_outlier) - line)[:6].max() < 0.1
+    assert abs(workflow.smooth(with_outlier)[12] - line[12]) < 0.1
 
 
 @pytest.mark.parametrize("checkpoints", [8, 10, 40])
@@ -33,7 +33,7 @@ def test_a_curve_that_rises_and_falls_has_a_peak(checkpoints):
     t = np.linspace(0, 1, checkpoints)
     for scale in (1.0, 1e4, -1.0):  # the third one falls and rises: no peak but at an end
         curve = scale * (-((t - 0.4) ** 2) + 0.01 * random.normal(size=checkpoints))
-        peak = curves.find_peak(curve, replicates(curve, random, abs(scale) * 0.01))
+        peak = workflow.find_peak(curve, replicates(curve, random, abs(scale) * 0.01))
         assert peak.declines == (scale > 0)
         if scale > 0:
             assert abs(t[peak.at] - 0.4) < 0.2
@@ -46,17 +46,17 @@ def test_noise_and_saturation_have_none(checkpoints):
     fired = 0
     for _ in range(200):
         noise = random.normal(size=checkpoints)
-        fired += curves.find_peak(noise, replicates(noise, random)).declines
+        fired += workflow.find_peak(noise, replicates(noise, random)).declines
         rise = 10 * (1 - np.exp(-4 * t)) + 0.2 * noise
-        assert not curves.find_peak(rise, replicates(rise, random)).declines
+        assert not workflow.find_peak(rise, replicates(rise, random)).declines
     assert fired / 200 < 0.08
 
 
 def test_a_fall_within_the_error_of_episodes_is_none():
     random = np.random.default_rng(0)
     curve = -((np.linspace(0, 1, 12) - 0.4) ** 2)
-    assert curves.find_peak(curve, replicates(curve, random)).declines
-    assert not curves.find_peak(curve, replicates(curve, random, error=1.0)).declines
+    assert workflow.find_peak(curve, replicates(curve, random)).declines
+    assert not workflow.find_peak(curve, replicates(curve, random, error=1.0)).declines
 
 
 STEPS = range(1, 11)
@@ -97,7 +97,7 @@ RISE, FALL = np.linspace(-3, 0, 10), np.concatenate([np.linspace(-3, 0, 6), [-0.
 
 def test_verdicts(dataset, conservative):
     pool = pool_of(dataset, member(FALL), member(RISE), member(RISE, gap=-8.0), diverged_at=[None, 9, None])
-    table = curves.workflow(pool)
+    table = workflow.workflow(pool)
     assert table["verdict"].tolist() == ["overfitted", "well-fitted", "underfitted"]
     assert table["step"].tolist() == [6, 8, 10]
     assert "diverged" in table["reason"][1]
@@ -105,7 +105,7 @@ def test_verdicts(dataset, conservative):
     assert (table["td_explained"] < 1).all()
     assert np.isfinite(table["decline_validation"]).all()
     assert table["advice"].map(len).gt(0).all()
-    score = curves.dataset_q_peak(pool)["dataset_q_peak"].value.reshape(3, 10)
+    score = workflow.dataset_q_peak(pool)["dataset_q_peak"].value.reshape(3, 10)
     assert score[0].tolist() == [5, 4, 3, 2, 1, 0, 1, 2, 3, 4]
     assert score[2].tolist() == list(range(9, -1, -1))
 
@@ -114,8 +114,8 @@ def test_no_claim_where_the_rule_is_not_valid(dataset):
     toy = offrl.algorithm.load(str(pools.QUADRATIC))
     blind = pools.made_run(dataset, {s: [pools.linear(-0.9, critics=0)] for s in STEPS}, config=toy.Config(critics=0))
     other = pools.made_run(dataset, {s: [state] for s, state in zip(STEPS, member(FALL), strict=True)})
-    assert "no critic" in curves.workflow(pools.made_pool(dataset, blind))["reason"][0]
-    table = curves.workflow(pools.made_pool(dataset, blind, other))
+    assert "no critic" in workflow.workflow(pools.made_pool(dataset, blind))["reason"][0]
+    table = workflow.workflow(pools.made_pool(dataset, blind, other))
     assert table["verdict"].tolist() == ["unknown", "unknown"]
     assert table["step"].tolist() == [10, 10]
     assert "no critic" in table["reason"][0]
@@ -151,7 +151,7 @@ def test_other_algorithms_are_judged_by_their_error_on_held_out_rows(
     noise = np.random.default_rng(0).normal(1, 0.01, (10, 200))
     replicates = {name: (curve[:, None] * noise).astype(np.float32) for name, curve in values.items()}
     row = {"algorithm": algorithm, "fit_error": training[-2:].mean()}
-    found = curves._fit_verdict(pool, list(range(10)), pd.DataFrame(values), replicates, row)
+    found = workflow._fit_verdict(pool, list(range(10)), pd.DataFrame(values), replicates, row)
     assert found.get("verdict") == verdict
     assert reason in found["reason"]
     assert "step" not in found  # a verdict on the fit prefers no checkpoint
@@ -186,7 +186,7 @@ def test_every_algorithm_has_a_rule_or_a_reason_that_names_what_is_missing():
 
 def test_too_few_checkpoints_make_no_curve(dataset, conservative):
     states = {s: [state] for s, state in zip(range(1, 4), member(FALL[:3]), strict=True)}
-    table = curves.workflow(pools.made_pool(dataset, pools.made_run(dataset, states)))
+    table = workflow.workflow(pools.made_pool(dataset, pools.made_run(dataset, states)))
     assert table["verdict"].tolist() == ["unknown"]
     assert "needs 6" in table["reason"][0]
 

@@ -10,21 +10,27 @@ import pytest
 from pools import CONTROL, DYNAMICS, linear, linear_quadratic, made_pool, made_run
 from scipy import stats
 
-from offrl.selection.diagnostics import cost, evaluation, measure
-from offrl.selection.diagnostics.evaluation import (
-    Transitions,
-    combine_heads,
+from offrl.selection.diagnostics import (
+    behaviour_value,
+    cost,
     doubly_robust,
-    lstd_q,
-    weighted_importance_sampling,
+    fitted_q_evaluation,
+    fitting,
+    importance_sampling,
+    lstd,
+    measure,
 )
 from offrl.selection.diagnostics.features import RandomFeatures, Standardiser
+from offrl.selection.diagnostics.fitted_q_evaluation import combine_heads
+from offrl.selection.diagnostics.fitting import Transitions
+from offrl.selection.diagnostics.importance_sampling import weighted_importance_sampling
+from offrl.selection.diagnostics.lstd import lstd_q
 
 GAINS = (-0.9, -0.5, -0.2, 0.0)
 NOISE = 0.05
 
 
-def true_value(gain, states, noise=NOISE, discount=evaluation.DISCOUNT):
+def true_value(gain, states, noise=NOISE, discount=fitting.DISCOUNT):
     """Of a = gain s on the linear-quadratic task, for ever."""
     c = DYNAMICS + CONTROL * gain
     v = (c**2 + 0.1 * gain**2) / (1 - discount * c**2)
@@ -41,13 +47,13 @@ def pool():
 def short():
     """Fewer updates than by default, and faster ones: the task is small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "HIDDEN_DIMS", (32, 32))
-        patch.setattr(evaluation, "BATCH_SIZE", 64)
-        patch.setattr(evaluation, "TARGET_RATE", 0.3)
-        patch.setattr(evaluation, "FQE_LEARNING_RATE", 1e-3)
-        patch.setattr(evaluation, "fit_behaviour", partial(evaluation.fit_behaviour, updates=1500))
-        patch.setattr(evaluation, "fitted_q_evaluation", partial(evaluation.fitted_q_evaluation, updates=1500))
-        patch.setattr(evaluation, "fit_clone", partial(evaluation.fit_clone, updates=1500))
+        patch.setattr(fitting, "HIDDEN_DIMS", (32, 32))
+        patch.setattr(fitting, "BATCH_SIZE", 64)
+        patch.setattr(fitting, "TARGET_RATE", 0.3)
+        patch.setattr(fitted_q_evaluation, "LEARNING_RATE", 1e-3)
+        patch.setattr(behaviour_value, "fit_behaviour", partial(behaviour_value.fit_behaviour, updates=1500))
+        patch.setattr(fitted_q_evaluation, "fitted_values", partial(fitted_q_evaluation.fitted_values, updates=1500))
+        patch.setattr(importance_sampling, "fit_clone", partial(importance_sampling.fit_clone, updates=1500))
         yield
 
 
@@ -71,22 +77,22 @@ def test_targets_bootstrap_over_truncations_not_terminations_and_stay_within_the
 
 def test_bounds_of_values():
     rewards, never, ends = np.array([1.0, 2.0]), np.zeros(2), np.array([0.0, 1.0])
-    assert evaluation.value_bounds(rewards, never, 0.9) == pytest.approx((10, 20))
-    assert evaluation.value_bounds(rewards, ends, 0.9) == pytest.approx((1, 20))
-    assert evaluation.value_bounds(-rewards, ends, 0.9) == pytest.approx((-20, -1))
+    assert fitting.value_bounds(rewards, never, 0.9) == pytest.approx((10, 20))
+    assert fitting.value_bounds(rewards, ends, 0.9) == pytest.approx((1, 20))
+    assert fitting.value_bounds(-rewards, ends, 0.9) == pytest.approx((-20, -1))
     with pytest.raises(ValueError, match="below 1"):
-        evaluation.value_bounds(rewards, ends, 1.0)
+        fitting.value_bounds(rewards, ends, 1.0)
 
 
 def test_fqe_finds_known_values(pool):
     table, replicates = measure(pool, ["fqe_heads"])
-    heads = table.value.to_numpy().reshape(evaluation.HEADS, len(GAINS))
+    heads = table.value.to_numpy().reshape(fitting.HEADS, len(GAINS))
     truth = [true_value(gain, pool.initial_observations, noise=NOISE).mean() for gain in GAINS]
     np.testing.assert_allclose(heads.mean(0), truth, atol=0.6)  # the data's own value is about -14
     assert (np.argsort(heads.mean(0)) == np.argsort(truth)).all()
     assert replicates["fqe_head_1"].shape == (4, 200)
     assert (table.standard_error > 0).all()
-    again = evaluation.measure_fqe_heads(pool.subset([2]))
+    again = fitted_q_evaluation.measure_fqe_heads(pool.subset([2]))
     assert again["fqe_head_1"].value[0] == heads[0, 2]  # whoever else is in the pool
 
 
@@ -133,15 +139,15 @@ def test_the_command_keeps_heads_and_judges_the_pool(pool):
 def test_what_is_not_finite_has_a_reason(pool):
     broken = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(np.nan), linear(-0.9)]}))
     for function in (
-        evaluation.measure_fqe_heads,
-        evaluation.measure_lstd,
-        evaluation.measure_behaviour_advantage,
-        evaluation.measure_importance_sampling,
+        fitted_q_evaluation.measure_fqe_heads,
+        lstd.measure_lstd,
+        behaviour_value.measure_behaviour_advantage,
+        importance_sampling.measure_importance_sampling,
     ):
         for scores in function(broken).values():
             assert np.isnan(scores.value[0])
-            assert scores.reasons[0] == evaluation.NOT_FINITE
-            assert scores.reasons[1] != evaluation.NOT_FINITE
+            assert scores.reasons[0] == fitting.NOT_FINITE
+            assert scores.reasons[1] != fitting.NOT_FINITE
 
 
 # LSTD-Q
@@ -171,7 +177,7 @@ def test_lstd_is_exact_on_a_tabular_task():
 
 
 def test_lstd_finds_known_values_and_its_errors_are_those_of_fitting_again(pool):
-    found = evaluation.measure_lstd(pool)["lstd"]
+    found = lstd.measure_lstd(pool)["lstd"]
     truth = [true_value(gain, pool.initial_observations, noise=NOISE).mean() for gain in GAINS]
     np.testing.assert_allclose(found.value, truth, rtol=0.2)
     assert (found.value[:2] > found.value[2:]).all()
@@ -183,12 +189,12 @@ def test_lstd_finds_known_values_and_its_errors_are_those_of_fitting_again(pool)
     refitted = []
     for weights in pool.episode_weights[:40]:
         drawn = np.repeat(np.arange(len(rows)), weights[rows.episodes].astype(int))
-        discounts = evaluation.DISCOUNT * (1 - rows.terminations[drawn])
+        discounts = fitting.DISCOUNT * (1 - rows.terminations[drawn])
         fit = lstd_q(phi[drawn], next_phi[drawn], rows.rewards[drawn], discounts)
         refitted.append(weights @ (phi_0 @ fit.theta) / weights.sum())
     assert stats.pearsonr(refitted, found.replicates[0, :40])[0] > 0.9
     assert found.standard_error[0] == pytest.approx(np.std(refitted, ddof=1), rel=0.4)
-    lcb = evaluation.measure_lstd(pool)["lstd_lcb"]
+    lcb = lstd.measure_lstd(pool)["lstd_lcb"]
     np.testing.assert_allclose(lcb.value, found.value - found.standard_error)
 
 
@@ -243,10 +249,10 @@ def one_mode():
 
 
 def test_importance_sampling_of_the_datas_own_policy_and_its_refusal_of_others(one_mode):
-    found = evaluation.measure_importance_sampling(one_mode)
+    found = importance_sampling.measure_importance_sampling(one_mode)
     value, size = found["importance_sampling"], found["effective_sample_size"]
     dataset = one_mode.dataset
-    logged = dataset.returns_to_go(evaluation.DISCOUNT)[dataset.starts[one_mode.held_out]].mean()
+    logged = dataset.returns_to_go(fitting.DISCOUNT)[dataset.starts[one_mode.held_out]].mean()
     assert value.value[0] == pytest.approx(logged, rel=0.5)  # the clone, and so the density, is an estimate
     assert value.standard_error[0] > 0
     assert size.value[0] > 10 > 5 > size.value[1]
@@ -258,8 +264,8 @@ def test_doubly_robust_with_the_true_critic_is_the_true_value_and_is_refused_as_
     one_mode, monkeypatch
 ):
     """Of a = -0.9 s with the noise that the data have; the critic stands in for one that FQE would fit."""
-    discount, gain, noise = evaluation.DISCOUNT, -0.9, 0.02
-    importance = evaluation.measure_importance_sampling(one_mode)["importance_sampling"]
+    discount, gain, noise = fitting.DISCOUNT, -0.9, 0.02
+    importance = importance_sampling.measure_importance_sampling(one_mode)["importance_sampling"]
     (sigma,) = {*one_mode._made["held-out episodes with behaviour density"].deviations.round(2)}
     c = DYNAMICS + CONTROL * gain
     v = (c**2 + 0.1 * gain**2) / (1 - discount * c**2)
@@ -268,12 +274,12 @@ def test_doubly_robust_with_the_true_critic_is_the_true_value_and_is_refused_as_
     def critic(key, params, data, inputs):
         s, a = np.split(Standardiser.of(one_mode.train).mean + inputs * Standardiser.of(one_mode.train).deviation, 2, 1)
         to = ((DYNAMICS * s + CONTROL * a) ** 2).sum(1) + 2 * noise**2
-        return np.tile(-(1 + discount * v) * to - 0.1 * (a**2).sum(1) - discount * k, (evaluation.HEADS, 1))
+        return np.tile(-(1 + discount * v) * to - 0.1 * (a**2).sum(1) - discount * k, (fitting.HEADS, 1))
 
-    start = evaluation.Behaviour(Transitions(*[None] * len(Transitions._fields)), None, None)
-    monkeypatch.setattr(evaluation, "behaviour", lambda pool: start)
-    monkeypatch.setattr(evaluation, "fitted_q_evaluation", critic)
-    found = evaluation.measure_doubly_robust(one_mode)["doubly_robust"]
+    start = behaviour_value.Behaviour(Transitions(*[None] * len(Transitions._fields)), None, None)
+    monkeypatch.setattr(behaviour_value, "behaviour", lambda pool: start)
+    monkeypatch.setattr(fitted_q_evaluation, "fitted_values", critic)
+    found = doubly_robust.measure_doubly_robust(one_mode)["doubly_robust"]
     truth = -v * (one_mode.initial_observations[one_mode.held_out] ** 2).sum(1).mean() - k
     assert found.value[0] == pytest.approx(truth, rel=0.03)
     assert 0 < found.standard_error[0] < 0.1 * abs(truth)
@@ -320,7 +326,7 @@ def tabular():
 def doubly_robust_on(task, q, log_ratios):
     weights = np.random.default_rng(1).multinomial(len(task["lengths"]), np.full(len(task["lengths"]), 1 / 4000), 50)
     v = (task["target"] * q).sum(1)
-    found = doubly_robust(
+    found = doubly_robust.doubly_robust(
         log_ratios,
         task["rewards"],
         q[task["states"][:, :-1], task["actions"]],
@@ -363,11 +369,11 @@ def test_doubly_robust_goes_on_with_the_critic_after_a_truncation(tabular):
 
 
 def test_behaviour_advantage_tells_better_from_worse_than_the_data(pool):
-    found = evaluation.measure_behaviour_advantage(pool)
+    found = behaviour_value.measure_behaviour_advantage(pool)
     advantage = found["behaviour_advantage"]
     bad = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(1.0)]}))
     bad._made = pool._made  # fitted once
-    assert advantage.value[0] > 0 > evaluation.measure_behaviour_advantage(bad)["behaviour_advantage"].value[0]
+    assert advantage.value[0] > 0 > behaviour_value.measure_behaviour_advantage(bad)["behaviour_advantage"].value[0]
     assert (np.diff(advantage.value) < 0).all()
     np.testing.assert_allclose(found["behaviour_advantage_lcb"].value, advantage.value - advantage.standard_error)
     assert advantage.replicates.shape == (4, 200)
@@ -376,9 +382,9 @@ def test_behaviour_advantage_tells_better_from_worse_than_the_data(pool):
 def test_nothing_held_out_is_a_reason(pool):
     everything = made_pool(pool.dataset, made_run(pool.dataset, {1: [linear(-0.9)]}, validation_fraction=0))
     for function in (
-        evaluation.measure_behaviour_advantage,
-        evaluation.measure_importance_sampling,
-        evaluation.measure_doubly_robust,
+        behaviour_value.measure_behaviour_advantage,
+        importance_sampling.measure_importance_sampling,
+        doubly_robust.measure_doubly_robust,
     ):
         for scores in function(everything).values():
             assert np.isnan(scores.value[0])
@@ -387,16 +393,16 @@ def test_nothing_held_out_is_a_reason(pool):
 
 def test_behaviour_values_are_those_of_the_data(pool):
     """Their mean over first states is the discounted return of the data, continued beyond the time limit."""
-    fit = evaluation.behaviour(pool)
+    fit = behaviour_value.behaviour(pool)
     inputs = Standardiser.of(pool.train)
     rows = pool.train
-    q = fit.data.center + fit.data.scale * evaluation.values_of(fit.q, inputs(rows.observations, rows.actions)).mean(0)
-    v = fit.data.center + fit.data.scale * evaluation.values_of(fit.v, inputs(rows.observations)).mean(0)
-    following = fit.data.center + fit.data.scale * evaluation.values_of(fit.v, inputs(rows.next_observations)).mean(0)
+    q = fit.data.center + fit.data.scale * fitting.values_of(fit.q, inputs(rows.observations, rows.actions)).mean(0)
+    v = fit.data.center + fit.data.scale * fitting.values_of(fit.v, inputs(rows.observations)).mean(0)
+    following = fit.data.center + fit.data.scale * fitting.values_of(fit.v, inputs(rows.next_observations)).mean(0)
     residual = np.asarray(rows.rewards + fit.data.discounts * following - q)
     assert abs(residual.mean()) < 0.1 * np.std(rows.rewards)
     assert abs(float((q - v).mean())) < 0.1 * np.std(rows.rewards)
-    assert jax.tree.leaves(fit.q)[0].shape[0] == evaluation.HEADS
+    assert jax.tree.leaves(fit.q)[0].shape[0] == fitting.HEADS
 
 
 def test_what_a_selector_costs_counts_each_measurement_once():
@@ -413,5 +419,5 @@ def test_a_bootstrap_draw_of_no_episode_has_no_value():
     found = weighted_importance_sampling(ratios, rewards, lengths, terminated, 0.5, weights).value
     np.testing.assert_allclose(found, [np.nan, 1.75])
     q, v = np.zeros((2, 3)), np.zeros((2, 4))
-    found = doubly_robust(ratios, rewards, q, v, lengths, terminated, 0.5, weights).value
+    found = doubly_robust.doubly_robust(ratios, rewards, q, v, lengths, terminated, 0.5, weights).value
     np.testing.assert_allclose(found, [np.nan, 1.75])

@@ -9,8 +9,8 @@ from pools import linear, linear_quadratic, made_pool, made_run
 from test_diagnostics_evaluation import true_value
 
 from offrl.learning.models import dynamics
-from offrl.selection.diagnostics import evaluation, model
-from offrl.selection.diagnostics.evaluation import DISCOUNT
+from offrl.selection.diagnostics import behaviour_value, fitting, model
+from offrl.selection.diagnostics.fitting import DISCOUNT
 
 
 def test_an_episode_goes_on_in_the_model_by_its_probability():
@@ -76,8 +76,8 @@ def small():
         patch.setattr(model, "SHORT", 10)
         patch.setattr(model, "STARTS", 40)
         patch.setattr(model, "CONFIG", model.CONFIG.replace(**options, dynamics_updates=800, holdout_every=200))
-        patch.setattr(evaluation, "HIDDEN_DIMS", (16, 16))
-        patch.setattr(evaluation, "fit_behaviour", partial(evaluation.fit_behaviour, updates=300))
+        patch.setattr(fitting, "HIDDEN_DIMS", (16, 16))
+        patch.setattr(behaviour_value, "fit_behaviour", partial(behaviour_value.fit_behaviour, updates=300))
         yield
 
 
@@ -122,7 +122,7 @@ def test_the_model_doubts_what_is_far_from_the_data(found):
 def test_what_is_not_finite_has_a_reason(found):
     for scores in found.values():
         assert np.isnan(scores.value[3])
-        assert scores.reasons == ["", "", "", evaluation.NOT_FINITE]
+        assert scores.reasons == ["", "", "", fitting.NOT_FINITE]
 
 
 def test_without_held_out_episodes_there_are_values_and_no_doubts(pool, found):

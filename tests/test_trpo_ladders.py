@@ -12,7 +12,7 @@ from scipy import stats
 
 import offrl.algorithm
 from offrl.algorithm import Spec
-from offrl.selection.diagnostics.evaluation import DISCOUNT
+from offrl.selection.diagnostics.fitting import DISCOUNT
 
 ROOT = Path(__file__).resolve().parents[1]
 TRPO = ROOT / "tests" / "toys" / "trpo.py"

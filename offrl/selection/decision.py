@@ -19,7 +19,7 @@ import pandas as pd
 from offrl.runs import averaging
 from offrl.runs.run import Run
 from offrl.selection import diagnostics, selectors
-from offrl.selection.diagnostics import curves, data, support
+from offrl.selection.diagnostics import data, support, workflow
 from offrl.selection.pool import Pool
 from offrl.selection.selectors import Choice
 from offrl.selection.verdicts import agreement, chances, dissent
@@ -101,7 +101,7 @@ def select(
         dissent(scores, described, known, choice, selector),
         len(set(support.duplicates(distances))),
         [str(scores.index[i]) for i in support.diverse(distances, order.tolist(), TO_TRY)],
-        curves.workflow(pool),
+        workflow.workflow(pool),
         data.checks(pool.dataset),
         time.monotonic() - started,
     )

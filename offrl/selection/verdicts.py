@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from offrl.selection import selectors
-from offrl.selection.diagnostics import evaluation
+from offrl.selection.diagnostics import behaviour_value
 from offrl.selection.pool import Pool
 from offrl.selection.selectors import Choice
 from offrl.statistics import kendall_w
@@ -40,7 +40,7 @@ def chances(pool: Pool, choice: Choice, scores: pd.DataFrame, replicates: dict[s
         if name == "behaviour_advantage":  # an advantage over the behaviour: its own value is 0
             row["behaviour"], row["beats_behaviour"] = 0.0, chance(mine)
         else:
-            logged = evaluation.continued_returns(dataset)[dataset.starts]  # as long as what it is compared with
+            logged = behaviour_value.continued_returns(dataset)[dataset.starts]  # as long as what it is compared with
             weights = pool.episode_weights
             row["behaviour"] = float(logged.mean())
             row["beats_behaviour"] = chance(mine - weights @ logged / weights.sum(1))

@@ -14,11 +14,38 @@ import numpy as np
 import pandas as pd
 
 from offrl.errors import UserError, nearest
-from offrl.selection.diagnostics import bellman, critic, curves, evaluation, health, keeping, model, support
+from offrl.selection.diagnostics import (
+    behaviour_value,
+    bellman,
+    critic,
+    curves,
+    doubly_robust,
+    fitted_q_evaluation,
+    health,
+    importance_sampling,
+    keeping,
+    lstd,
+    model,
+    support,
+    workflow,
+)
 from offrl.selection.diagnostics.base import Diagnostic, Measurement
 from offrl.selection.pool import Pool
 
-FAMILIES = (health, critic, support, curves, evaluation, bellman, model)
+FAMILIES = (
+    health,
+    critic,
+    support,
+    curves,
+    workflow,
+    fitted_q_evaluation,
+    lstd,
+    importance_sampling,
+    doubly_robust,
+    behaviour_value,
+    bellman,
+    model,
+)
 
 
 @cache

@@ -7,7 +7,7 @@ An episode does not end or go on in the model, but goes on with a probability, b
 All candidates start from the same states and see the same noise.
 
 - model_value, model_value_min: HORIZON steps from the first states of episodes, then the behaviour's value of where
-  they lead (`evaluation.behaviour`); the mean and the lowest of the members.
+  they lead (`behaviour_value.behaviour`); the mean and the lowest of the members.
 - model_advantage: the same for SHORT steps from held-out states, less the behaviour's value there.
 - penalty_NAME: mean over the same steps of a penalty of `learning.models.penalties`, over the 95th percentile that it
   has on held-out rows: above 1 the model is less sure than on 95 % of the data.
@@ -32,8 +32,9 @@ from offrl.learning.models import dynamics
 from offrl.learning.models.dynamics import DynamicsConfig, Ensemble
 from offrl.learning.models.penalties import PENALTIES
 from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, quotients, spread
-from offrl.selection.diagnostics.evaluation import DISCOUNT, NO_HELD_OUT, NOT_FINITE, behaviour, values_of
+from offrl.selection.diagnostics.behaviour_value import behaviour
 from offrl.selection.diagnostics.features import standardiser
+from offrl.selection.diagnostics.fitting import DISCOUNT, NO_HELD_OUT, NOT_FINITE, values_of
 from offrl.selection.pool import RESAMPLES, Candidate, Pool
 
 CONFIG = DynamicsConfig(

@@ -33,8 +33,15 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import actions_to_unit_box
 from offrl.playing import simulators
 from offrl.reporting.pictures import INK, colour, style
-from offrl.selection.diagnostics import evaluation, measure
-from offrl.selection.diagnostics.evaluation import DISCOUNT, ESS_STEP, LEAST_ESS
+from offrl.selection.diagnostics import measure
+from offrl.selection.diagnostics.fitted_q_evaluation import FQE_HEADS
+from offrl.selection.diagnostics.fitting import DISCOUNT, HEADS
+from offrl.selection.diagnostics.importance_sampling import (
+    ESS_STEP,
+    LEAST_ESS,
+    logged_episodes,
+    weighted_importance_sampling,
+)
 from offrl.selection.pool import Pool, in_chunks
 from offrl.statistics import spearman
 
@@ -277,7 +284,7 @@ def exact_importance_sampling(pool: Pool) -> pd.DataFrame:
     weights = np.concatenate([np.ones((1, dataset.episodes)), pool.episode_weights])
     at, rows = min(ESS_STEP, len(steps) - 1), []
     for candidate, own in zip(pool.candidates, ratios, strict=True):
-        found = evaluation.weighted_importance_sampling(own, rewards, dataset.lengths, terminated, DISCOUNT, weights)
+        found = weighted_importance_sampling(own, rewards, dataset.lengths, terminated, DISCOUNT, weights)
         size, value, error, reason = found.effective_sample_size[0, at], np.nan, np.nan, ""
         if size < LEAST_ESS:
             reason = f"effective sample size {size:.1f} of {dataset.episodes} episodes at step {at}"
@@ -298,9 +305,9 @@ def estimates(pool: Pool) -> pd.DataFrame:
     table, _ = measure(pool, MEASURED, lambda *now: print(*now, flush=True))
     table = table.rename(columns={"step": "snapshot", "diagnostic": "estimator"})[COLUMNS]
     heads, replicates = measure(pool, ["fqe_heads"])
-    values = heads.value.to_numpy().reshape(evaluation.HEADS, -1)
-    over_episodes = np.stack([replicates[name] for name in evaluation.FQE_HEADS]).mean(0).std(1, ddof=1)
-    error = np.hypot(over_episodes, values.std(0, ddof=1) / np.sqrt(evaluation.HEADS))
+    values = heads.value.to_numpy().reshape(HEADS, -1)
+    over_episodes = np.stack([replicates[name] for name in FQE_HEADS]).mean(0).std(1, ddof=1)
+    error = np.hypot(over_episodes, values.std(0, ddof=1) / np.sqrt(HEADS))
     rows = {
         "snapshot": pool.table.step,
         "estimator": "fqe_heads",
@@ -323,7 +330,7 @@ def with_truth(found: pd.DataFrame, true: pd.DataFrame, pool: Pool, ladder: Ladd
         name = TRUTHS.get(row.estimator)
         if name == NOISY and not np.isnan(row.value):
             summed = {"importance_sampling": ladder.limit, "doubly_robust": ladder.for_ever}[row.estimator]
-            logged = pool.once("held-out episodes with behaviour density", lambda: evaluation._logged_episodes(pool))
+            logged = pool.once("held-out episodes with behaviour density", lambda: logged_episodes(pool))
             (candidate,) = [c for c in pool.candidates if c.step == row.snapshot]
             noise = tuple(logged.deviations.tolist())
             played = play(ladder.env_id, pool.state(candidate), truth_seeds(ladder), summed, noise)

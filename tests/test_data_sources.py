@@ -71,7 +71,7 @@ def test_columns_say_what_is_what(tmp_path):
     assert same(data, load(save(tmp_path, log(next_observations=None)), **BOX))
     with pytest.raises(UserError, match=r"columns.rewards='scor' is not in the file; did you mean score"):
         load(f"file:{tmp_path / 'log.csv'}", columns=columns | {"rewards": "scor"}, **BOX)
-    with pytest.raises(UserError, match=r"columns names 'reward', .* did you mean rewards"):
+    with pytest.raises(UserError, match=r"columns names 'reward': did you mean rewards"):
         load(f"file:{tmp_path / 'log.csv'}", columns={"reward": "score"}, **BOX)
 
 
@@ -467,3 +467,58 @@ def test_one_step_episodes_without_a_next_observation_are_refused_in_every_forma
             load(name, **BOX)
         assert "\n" not in str(caught.value)
     assert load("minari:test/stuck-v0", trust_next_observations=True, **BOX).transition_rows.tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("source", ["npz", "hdf5", "d4rl", "csv"])
+def test_columns_of_the_users_own_are_beside_the_views(tmp_path, source):
+    arrays = log() | {"cost": np.arange(7.0), "label": np.array([1, 2, 3, 4, 5, 6, 7])}
+    name = {"npz": save(tmp_path, arrays), "d4rl": f"d4rl:{tmp_path / 'log.hdf5'}"}.get(
+        source, f"file:{tmp_path / 'log'}.{source}"
+    )
+    write_hdf5(tmp_path / "log.hdf5", arrays)
+    flat = {key: value for key, value in arrays.items() if value.ndim == 1}
+    flat |= {f"{key}_{i}": column for key in arrays.keys() - flat for i, column in enumerate(arrays[key].T)}
+    pd.DataFrame(flat).to_csv(tmp_path / "log.csv", index=False)
+    data = load(name, columns={"costs": "cost", "labels": "label"}, **BOX)
+    assert (data.extra["costs"].dtype, data.extra["labels"].dtype) == (np.float32, np.int32)
+    assert data.transitions(extra=("costs",)).extra["costs"].tolist() == list(range(7))
+    assert data.transitions().extra == {}
+    assert data.select_episodes([1]).extra["labels"].tolist() == [5, 6, 7]
+    assert data.fingerprint != load(name, columns={"costs": "cost"}, **BOX).fingerprint
+    with pytest.raises(UserError, match=r"no column cost was loaded \(there are: costs, labels\).*data.columns.cost="):
+        data.transitions(extra=("cost",))
+    with pytest.raises(UserError, match=r"columns.costs='costs' is not in the file; did you mean cost"):
+        load(name, columns={"costs": "costs"}, **BOX)
+
+
+def test_values_given_once_per_episode_hold_for_all_its_steps(tmp_path):
+    data = load(save(tmp_path, log() | {"quality": np.array([0.5, 2.0])}), columns={"quality": "quality"}, **BOX)
+    assert data.extra["quality"].tolist() == [0.5] * 4 + [2.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.arange(5.0), r"columns.costs has 5 rows, but there are 7 steps in 2 episodes"),
+        (np.array([0, 1, 2, 3, 4, np.nan, 6]), r"columns.costs holds nan in 1 rows, the first in episode 1, step 1"),
+        (np.array(["a"] * 7), r"columns.costs is of type <U1, not numbers"),
+    ],
+)
+def test_columns_of_the_users_own_are_checked_like_the_others(tmp_path, values, message):
+    with pytest.raises(UserError, match=message):
+        load(save(tmp_path, log() | {"cost": values}), columns={"costs": "cost"}, **BOX)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_infos_of_minari_episodes_are_columns_without_that_of_the_reset(store):
+    infos = {"cost": np.array([9.0, 0.1, 0.2, 0.3]), "force": np.arange(6.0).reshape(3, 2)}
+    observations = np.random.default_rng(0).uniform(-1, 1, (4, 3)).astype(np.float32)
+    episode = buffer(observations, actions_of(3), False, infos=infos)
+    minari_dataset("test/costs-v0", box(3), box(2), [episode])
+    data = load("minari:test/costs-v0", columns={"costs": "cost", "forces": "force"}, quiet=True)
+    np.testing.assert_allclose(data.extra["costs"], [0.1, 0.2, 0.3])
+    assert data.extra["forces"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(UserError, match=r"episode 0 has no info 'costs' to take as a column; did you mean cost"):
+        load("minari:test/costs-v0", columns={"costs": "costs"}, quiet=True)
+    with pytest.raises(UserError, match=r"columns\.rewards is for file: datasets"):
+        load("minari:test/costs-v0", columns={"rewards": "cost"}, quiet=True)

@@ -40,11 +40,20 @@ def card(dataset: Dataset) -> dict[str, Any]:
         "lost_final_observations": int((~dataset.final_observation_known).sum()),
         "transitions": len(dataset.transition_rows),
         "success_share": None if dataset.successes is None else float(dataset.successes.mean()),
-        "observations": _ranges(dataset.observations[dataset.observation_rows]),
+        "observations": _ranges(_sample(dataset)),
         "actions": _ranges(dataset.actions, low=dataset.action_low, high=dataset.action_high),
+        "columns": {key: _summary(values) for key, values in sorted(dataset.extra.items())},
         "warnings": list(dataset.warnings),
     }
     return facts
+
+
+def _sample(dataset: Dataset) -> np.ndarray:
+    """The observations that have an action; of images about a thousand, evenly spaced."""
+    rows = dataset.observation_rows
+    if dataset.observations.dtype == np.uint8:
+        rows = rows[:: max(1, len(rows) // 1000)]
+    return dataset.observations[rows]
 
 
 def _summary(values: np.ndarray) -> dict[str, Any]:
@@ -58,6 +67,8 @@ def _summary(values: np.ndarray) -> dict[str, Any]:
 
 
 def _ranges(values: np.ndarray, **bounds: np.ndarray) -> dict[str, list[float]]:
+    if values.ndim > 2:  # images: by channel
+        values = values.reshape(-1, values.shape[-1])
     wide = values.astype(np.float64)
     columns: dict[str, Sequence[float] | np.ndarray] = {
         "min": wide.min(axis=0),

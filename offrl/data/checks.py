@@ -52,6 +52,7 @@ def check(
         time_limit=episodes.time_limit,
         reference=episodes.reference,
         successes=episodes.successes,
+        extra=episodes.extra,
         observation_layout=episodes.observation_layout,
         warnings=tuple(episodes.warnings),
     )
@@ -80,8 +81,8 @@ def check_shapes(episodes: Episodes) -> None:
 
 def check_finite(episodes: Episodes) -> None:
     """Refuses NaN and infinity, naming the first place."""
-    for column in ("observations", "actions", "rewards"):
-        values = getattr(episodes, column)
+    columns = {column: getattr(episodes, column) for column in ("observations", "actions", "rewards")}
+    for column, values in {**columns, **{f"columns.{key}": values for key, values in episodes.extra.items()}}.items():
         finite = np.isfinite(values)
         if finite.all():
             continue
@@ -316,7 +317,7 @@ def check_variation(episodes: Episodes) -> None:
         episodes.warnings.append(f"the reward is {episodes.rewards[0]:g} in every step: there is nothing to improve")
     for column, values in (("observation", episodes.observations), ("action", episodes.actions)):
         still = np.flatnonzero(values.min(axis=0) == values.max(axis=0))
-        if still.size:
+        if still.size == values[0].size or (still.size and values.dtype != np.uint8):  # images may have a still frame
             places = ", ".join(map(str, still[:8].tolist())) + (", ..." if still.size > 8 else "")
             episodes.warnings.append(f"{still.size} of {values[0].size} {column} dimensions never change: {places}")
 

@@ -124,8 +124,11 @@ def environment_reference(env_id: str | None) -> Reference | None:
     return entries()[f"{known[base]}-medium-v2"].reference if base in known else None
 
 
-def read(name: str, label: str | None = None) -> Episodes:
-    """The episodes of a D4RL dataset by name (downloaded into the cache at first use) or of a D4RL file by path."""
+def read(name: str, label: str | None = None, columns: files.Columns | None = None) -> Episodes:
+    """The episodes of a D4RL dataset by name (downloaded into the cache at first use) or of a D4RL file by path.
+
+    columns: columns to have besides, e.g. {"costs": "infos/cost"}.
+    """
     label = label or f"d4rl:{name}"
     entry: Entry | None
     path = Path(name).expanduser()
@@ -136,7 +139,7 @@ def read(name: str, label: str | None = None) -> Episodes:
         entry = _entry_of_file(path)
     else:
         raise UserError(f"d4rl dataset {name!r} is unknown; {nearest(name, entries())}")
-    return _read_file(path, label, entry)
+    return _read_file(path, label, entry, columns or {})
 
 
 def _entry_of_file(path: Path) -> Entry | None:
@@ -146,8 +149,8 @@ def _entry_of_file(path: Path) -> Entry | None:
     return None
 
 
-def _read_file(path: Path, label: str, entry: Entry | None) -> Episodes:
-    arrays = files.read_arrays(path, label, wanted=set(COLUMNS))
+def _read_file(path: Path, label: str, entry: Entry | None, own: files.Columns) -> Episodes:
+    arrays = files.read_arrays(path, label, wanted={*COLUMNS, *files.names(own)})
     missing = [column for column in ("observations", "actions", "rewards", "terminals") if column not in arrays]
     if missing:
         raise UserError(
@@ -172,6 +175,7 @@ def _read_file(path: Path, label: str, entry: Entry | None) -> Episodes:
                 f"row {teleports[0]}; episodes are cut there (truncated)"
             )
     episodes = from_rows(label, ends=ends, **columns)
+    episodes.extra = files.extra(label, arrays, own, episodes.lengths)
     episodes.warnings = warnings + episodes.warnings
     episodes.time_limit = environment.time_limit
     if name.startswith("maze2d"):

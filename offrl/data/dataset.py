@@ -49,7 +49,7 @@ class Transitions(NamedTuple):
     """Flat float32 arrays, one row per step, transformed; [rows, dim] or [rows].
 
     terminations is 1 where the next value is 0 (never for a time limit); next_action_known is 0 at the end of an
-    episode, where next_actions is 0.
+    episode, where next_actions is 0. extra has those columns of `Dataset.extra` that were named.
     """
 
     observations: np.ndarray
@@ -59,6 +59,7 @@ class Transitions(NamedTuple):
     terminations: np.ndarray
     next_actions: np.ndarray
     next_action_known: np.ndarray
+    extra: dict[str, np.ndarray] = {}  # noqa: RUF012 - never changed
 
 
 class Dynamics(NamedTuple):
@@ -103,6 +104,7 @@ class Dataset:
     action_low, action_high: float32 [action_dim], the action box; of n discrete actions [0] and [n - 1].
     env_id, env_kwargs: the Gymnasium environment the source names, or None; time_limit: its step limit, or None.
     reference: for normalised scores, or None. successes: bool [episodes], `info["success"]` at any step, or None.
+    extra: columns of the user's own (`data.columns={costs: NAME}`), [steps] or [steps, ...], float32, int32 or bool.
     observation_layout: for flattened Dict observations what stands where, e.g. ("achieved_goal[2]", "observation[4]").
     transforms: named steps with their statistics, which the views apply in this order.
     warnings: what the checks found on loading.
@@ -123,6 +125,7 @@ class Dataset:
     time_limit: int | None = None
     reference: Reference | None = None
     successes: np.ndarray | None = None
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
     observation_layout: tuple[str, ...] = ()
     transforms: tuple[Transform, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -209,9 +212,11 @@ class Dataset:
             self.final_observation_known,
             self.action_low,
             self.action_high,
+            *(self.extra[key] for key in sorted(self.extra)),
         ):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update("".join(sorted(self.extra)).encode())
         return digest.hexdigest()[:16]
 
     # Subsets, always of whole episodes
@@ -233,6 +238,7 @@ class Dataset:
             lengths=self.lengths[indices],
             final_observation_known=self.final_observation_known[indices],
             successes=None if self.successes is None else self.successes[indices],
+            extra={key: values[steps] for key, values in self.extra.items()},
         )
 
     def split(self, validation_fraction: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -277,8 +283,11 @@ class Dataset:
         keep[self.ends] = self.final_observation_known
         return np.flatnonzero(keep)
 
-    def transitions(self) -> Transitions:
-        """The TD view: (s, a, r, s', terminal, a'). Truncated steps stay and bootstrap; no row crosses an episode."""
+    def transitions(self, extra: Sequence[str] = ()) -> Transitions:
+        """The TD view: (s, a, r, s', terminal, a'). Truncated steps stay and bootstrap; no row crosses an episode.
+
+        extra: the columns of `Dataset.extra` to have beside them, such as ("costs",).
+        """
         rows = self._some(self.transition_rows)
         actions = actions_to_unit_box(self.transforms, self.actions)
         next_known = np.ones(self.steps, np.float32)
@@ -292,6 +301,7 @@ class Dataset:
             terminations=self.terminations[rows].astype(np.float32),
             next_actions=next_actions[rows],
             next_action_known=next_known[rows],
+            extra={key: self.column(key)[rows] for key in extra},
         )
 
     def dynamics(self) -> Dynamics:
@@ -338,6 +348,15 @@ class Dataset:
             timesteps=window(self.timesteps.astype(np.int32)),
             mask=inside.astype(np.float32),
         )
+
+    def column(self, key: str) -> np.ndarray:
+        """A column of the user's own, [steps, ...]."""
+        if key not in self.extra:
+            known = ", ".join(sorted(self.extra)) or "none"
+            raise UserError(
+                f"{self.name}: no column {key} was loaded (there are: {known}); name it with data.columns.{key}=COLUMN"
+            )
+        return self.extra[key]
 
     def _some(self, rows: np.ndarray) -> np.ndarray:
         if not rows.size:

@@ -30,6 +30,7 @@ class Episodes:
     time_limit: int | None = None
     reference: Reference | None = None
     successes: np.ndarray | None = None
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
     observation_layout: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list)
 
@@ -127,6 +128,27 @@ def from_rows(
         else np.logical_or.reduceat(as_flags(name, "successes", successes), end_rows - lengths + 1),
         warnings=warnings,
     )
+
+
+def as_extra(name: str, key: str, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """A column of the user's own, [steps] or [steps, ...]: float32, int32 or bool.
+
+    Of values that are given once per episode every step has its episode's.
+    """
+    column, steps = f"columns.{key}", int(lengths.sum())
+    values = _numeric(name, column, values)
+    if len(values) == len(lengths) != steps:
+        values = np.repeat(values, lengths, axis=0)
+    if len(values) != steps:
+        raise UserError(
+            f"{name}: {column} has {len(values)} rows, but there are {steps} steps in {len(lengths)} episodes; it must "
+            "have a row for every step or for every episode"
+        )
+    if values.ndim > 1 and values.size == steps:
+        values = values.reshape(-1)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    return values if values.dtype == bool else values.astype(np.int32)
 
 
 def as_observations(name: str, column: str, values: np.ndarray) -> np.ndarray:

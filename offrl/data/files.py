@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import zipfile
 from collections.abc import Collection, Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offrl.data.episodes import Episodes, as_vector, from_rows
+from offrl.data.episodes import Episodes, as_extra, as_vector, from_rows
 from offrl.errors import UserError, nearest
 
 # What a column may be called where `columns` does not say it; the first that is there is taken.
@@ -36,22 +37,18 @@ def read(path: str | Path, name: str | None = None, columns: Columns | None = No
     """The episodes of a flat log.
 
     columns: {"observations": "s", "actions": ["torque", "brake"], ...} names the columns that are called otherwise than
-    usual (`ALIASES`); the keys are those of `ALIASES`, a list joins several columns. In tables a vector is a column of
-    lists or the columns NAME_0, NAME_1, ...
+    usual (`ALIASES`); a list joins several columns. Other keys, such as {"costs": "cost"}, are columns to have besides,
+    as `Episodes.extra`. In tables a vector is a column of lists or the columns NAME_0, NAME_1, ...
     """
     path = Path(path).expanduser()
     name = name or f"file:{path}"
     columns = columns or {}
-    asked = [[column] if isinstance(column, str) else list(column) for column in columns.values()]
-    wanted = {column for some in (*ALIASES.values(), *asked) for column in some}
+    wanted = {*names(columns), *(alias for aliases in ALIASES.values() for alias in aliases)}
     return from_arrays(name, read_arrays(path, name, wanted), columns)
 
 
 def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
     """The episodes of flat arrays under their names in the file."""
-    for key in columns:
-        if key not in ALIASES:
-            raise UserError(f"{name}: columns names {key!r}, which is none of the columns; {nearest(key, ALIASES)}")
     found = {key: _column(name, arrays, key, columns.get(key)) for key in ALIASES}
     for key in REQUIRED:
         if found[key] is None:
@@ -89,6 +86,7 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
         ends,
         found["successes"],
     )
+    result.extra = extra(name, arrays, columns, result.lengths)
     if found["terminations"] is None:
         result.warnings.insert(0, "no column marks terminations: every episode is taken to end by a time limit")
     return result
@@ -98,6 +96,32 @@ def _column(name: str, arrays: Arrays, key: str, asked: str | list[str] | None) 
     if asked is None:
         candidates = (_named(arrays, alias) for alias in ALIASES[key])
         return next((values for values in candidates if values is not None), None)
+    return _asked(name, arrays, key, asked)
+
+
+def check_keys(name: str, columns: Columns) -> None:
+    """Refuses keys that look like a misspelt one of `ALIASES`: a column of the user's own is called otherwise."""
+    for key in columns:
+        alike = [known for known, aliases in ALIASES.items() if key in aliases]
+        alike += difflib.get_close_matches(key, ALIASES, cutoff=0.9)
+        if alike and key not in ALIASES:
+            raise UserError(
+                f"{name}: columns names {key!r}: did you mean {alike[0]}? Call a column of your own otherwise"
+            )
+
+
+def names(columns: Columns) -> list[str]:
+    """What the columns are called in the file."""
+    return [name for value in columns.values() for name in ([value] if isinstance(value, str) else value)]
+
+
+def extra(name: str, arrays: Arrays, columns: Columns, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays of those keys of `columns` that are the user's own, for episodes of these lengths."""
+    own = {key: asked for key, asked in columns.items() if key not in ALIASES}
+    return {key: as_extra(name, key, _asked(name, arrays, key, asked), lengths) for key, asked in own.items()}
+
+
+def _asked(name: str, arrays: Arrays, key: str, asked: str | list[str]) -> np.ndarray:
     parts = []
     for column in [asked] if isinstance(asked, str) else asked:
         values = _named(arrays, column)

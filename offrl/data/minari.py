@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from offrl.data.dataset import Reference
 from offrl.data.episodes import Episodes, from_rows
+from offrl.data.files import Columns, extra, names
 from offrl.data.flatten import flat_layout, flatten_observations
 from offrl.errors import UserError, nearest
 
@@ -46,9 +47,10 @@ def is_local(dataset_id: str) -> bool:
     return (store() / local_id(dataset_id) / "data" / "metadata.json").is_file()
 
 
-def read(dataset_id: str, name: str | None = None) -> Episodes:
+def read(dataset_id: str, name: str | None = None, columns: Columns | None = None) -> Episodes:
     """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to ask.
 
+    columns: infos to have besides, e.g. {"costs": "cost"}, as `Episodes.extra`; those of the step, not of the reset.
     Dict observations are flattened as in `offrl.data.flatten`. Raises `UserError` for spaces that are not
     supported, a dataset that is neither local nor to be downloaded, and files that cannot be read.
     """
@@ -71,7 +73,7 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
     if metadata.get("data_format", "hdf5") == "hdf5":
         path = folder / "main_data.hdf5"
         try:
-            parts = list(_hdf5_episodes(name, path, int(metadata.get("total_episodes", 0))))
+            parts = list(_hdf5_episodes(name, path, int(metadata.get("total_episodes", 0)), names(columns or {})))
         except (OSError, KeyError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{name}: {path} cannot be read, it is truncated or damaged ({_line(error)}); remove {folder.parent} "
@@ -79,7 +81,7 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
             ) from error
     else:
         try:
-            parts = list(_minari_episodes(folder))
+            parts = list(_minari_episodes(folder, names(columns or {})))
         except Exception as error:  # Minari lets through whatever its storage raises
             raise UserError(f"{name}: Minari cannot read {folder} ({_line(error)})") from error
     if not parts:
@@ -87,6 +89,7 @@ def read(dataset_id: str, name: str | None = None) -> Episodes:
 
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     episodes = _assemble(name, parts)
+    episodes.extra = _extra(name, parts, columns or {}, episodes.lengths)
     episodes.action_low, episodes.action_high = action_low, action_high
     episodes.env_id = env_spec.get("id")
     episodes.env_kwargs = env_spec.get("kwargs") or {}
@@ -164,7 +167,7 @@ def _check_observation_space(name: str, space: dict[str, Any]) -> None:
         raise UserError(f"{name} has image observations {tuple(space['shape'])}, which are not supported")
 
 
-def _hdf5_episodes(name: str, path: Path, count: int) -> Iterator[Episode]:
+def _hdf5_episodes(name: str, path: Path, count: int, infos: Sequence[str]) -> Iterator[Episode]:
     if not path.exists() or path.stat().st_size == 0:
         raise UserError(f"{name}: {path} is missing or empty; remove {path.parent.parent} and load it again")
     with h5py.File(path, "r") as file:
@@ -179,9 +182,10 @@ def _hdf5_episodes(name: str, path: Path, count: int) -> Iterator[Episode]:
                 key: _read(group, key) for key in ("observations", "actions", "rewards", "terminations", "truncations")
             }
             if b"infos" in group:
-                infos = h5py.h5g.open(group, b"infos")
-                if b"success" in infos:
-                    episode["success"] = _read(infos, "success")
+                logged = h5py.h5g.open(group, b"infos")
+                known = [child.decode() for child in logged]
+                episode["infos"] = {key: _read(logged, key) for key in ("success", *infos) if key in known}
+                episode["known"] = known
             yield episode
 
 
@@ -196,16 +200,36 @@ def _read(group: Any, key: str) -> Any:
     return values
 
 
-def _minari_episodes(folder: Path) -> Iterator[Episode]:
+def _minari_episodes(folder: Path, infos: Sequence[str]) -> Iterator[Episode]:
     import minari
 
     for episode in minari.MinariDataset(folder).iterate_episodes():
         part: Episode = {
             key: getattr(episode, key) for key in ("observations", "actions", "rewards", "terminations", "truncations")
         }
-        if episode.infos and "success" in episode.infos:
-            part["success"] = episode.infos["success"]
+        if episode.infos:
+            part["infos"] = {key: episode.infos[key] for key in ("success", *infos) if key in episode.infos}
+            part["known"] = list(episode.infos)
         yield part
+
+
+def _extra(name: str, parts: list[Episode], columns: Columns, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for info in names(columns):
+        for index, part in enumerate(parts):
+            if info not in part.get("infos", {}):
+                known = part.get("known", [])
+                raise UserError(
+                    f"{name}: episode {index} has no info {info!r} to take as a column; "
+                    + (nearest(info, known) if known else "it has no infos at all")
+                )
+        arrays[info] = np.concatenate([_of_steps(part, part["infos"][info]) for part in parts])
+    return extra(name, arrays, columns, lengths)
+
+
+def _of_steps(part: Episode, info: Any) -> np.ndarray:
+    """The info of every step of an episode; where there is one of its reset as well, that one stands first."""
+    return np.asarray(info)[-len(part["rewards"]) :]
 
 
 def _assemble(name: str, parts: list[Episode]) -> Episodes:
@@ -235,7 +259,7 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
     actions = flat["actions"].reshape(len(flat["actions"]), -1)
     actions = actions.astype(np.int32 if actions.dtype.kind in "iu" else np.float32)
     terminations, truncations = flat["terminations"].astype(bool), flat["truncations"].astype(bool)
-    has_success = all("success" in part for part in parts)
+    has_success = all("success" in part.get("infos", {}) for part in parts)
 
     last = np.zeros(len(actions), bool)
     last[np.cumsum(lengths) - 1] = True
@@ -244,7 +268,7 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
         row = int(np.argmax(inside))
         episode = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
         steps_success = (
-            [np.resize(part["success"][-len(part["rewards"]) :], len(part["rewards"])) for part in parts]
+            [np.resize(_of_steps(part, part["infos"]["success"]), len(part["rewards"])) for part in parts]
             if has_success
             else None
         )
@@ -273,7 +297,7 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
         truncations=truncations.reshape(-1),
         lengths=lengths,
         final_observation_known=np.ones(len(parts), bool),
-        successes=np.array([bool(np.any(part["success"])) for part in parts]) if has_success else None,
+        successes=np.array([bool(np.any(part["infos"]["success"])) for part in parts]) if has_success else None,
     )
 
 

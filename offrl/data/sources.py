@@ -47,7 +47,8 @@ def load(
     time_limit: steps after which the environment cuts an episode; known for named environments.
     trust_next_observations: keep next observations at the ends of episodes also where they look like copies of the
       row before or after.
-    columns: for `file:`, which column is what, e.g. {"observations": "s"}; see `offrl.data.files.read`.
+    columns: for `file:`, which column is what, e.g. {"observations": "s"}; for all sources columns to have besides, as
+      `Dataset.extra`, e.g. {"costs": "cost"}. See `offrl.data.files.read`; of Minari datasets they are among the infos.
     steps: for `builtin:`, how many steps are rolled out at first use.
     action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of
       action_low, action_high and time_limit given no environment is opened to learn them.
@@ -66,8 +67,9 @@ def load(
             )
         source, rest = "file", name
         name = f"file:{name}"
-    if columns and source != "file":
-        raise UserError(f"{name}: columns is for file: datasets")
+    files.check_keys(name, columns or {})
+    if source != "file" and (usual := sorted(set(columns or {}) & set(files.ALIASES))):
+        raise UserError(f"{name}: columns.{usual[0]} is for file: datasets; here only columns of your own can be named")
     if steps is not None and source != "builtin":
         raise UserError(f"{name}: steps is for builtin: datasets")
     if at_hand and (missing := _missing(source, rest, steps)):
@@ -119,14 +121,14 @@ def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int
         if not recipe:
             raise UserError(f"dataset {name!r} lacks its recipe: builtin:ENV/RECIPE, e.g. builtin:hopper/medium")
         if at_hand:  # as it lies there: one that is outdated is not made anew
-            return minari.read(dataset_id(env, recipe, steps), name)
+            return minari.read(dataset_id(env, recipe, steps), name, columns)
         from offrl.datasets import builtin  # rolls out at first use: needs environments
 
-        return minari.read(builtin.ensure(env, recipe, steps), name)
+        return minari.read(builtin.ensure(env, recipe, steps), name, columns)
     if source == "minari":
-        return minari.read(rest, name)
+        return minari.read(rest, name, columns)
     if source == "d4rl":
-        return d4rl.read(rest, name)
+        return d4rl.read(rest, name, columns)
     return files.read(rest, name, columns)
 
 

@@ -56,13 +56,10 @@ def print_card(facts: dict[str, Any], console: Console) -> None:
     quantiles = Table(title="distribution", title_justify="left", title_style="bold", box=None, header_style="dim")
     for heading in ("", "mean", "std", *facts["returns"]["quantiles"]):
         quantiles.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for label, key in (
-        ("return", "returns"),
-        ("normalised", "normalised_returns"),
-        ("length", "lengths"),
-        ("reward", "rewards"),
-    ):
-        if (values := facts[key]) is not None:
+    rows = {"return": facts["returns"], "normalised": facts["normalised_returns"]}
+    rows |= {"length": facts["lengths"], "reward": facts["rewards"], **facts["columns"]}
+    for label, values in rows.items():
+        if values is not None:
             quantiles.add_row(
                 label, *(_number(value) for value in (values["mean"], values["std"], *values["quantiles"].values()))
             )

@@ -8,10 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from offrl import command_line
 from offrl.errors import UserError, run_command
+from offrl.reporting.console import terminal
 from offrl.reporting.selection_benchmark import as_json, show, write
 from offrl.selection import benchmark, selectors
 from offrl.selection.benchmark import REPLICATES, RESAMPLES
@@ -80,10 +78,10 @@ def command(arguments: Sequence[str]) -> benchmark.Result:
         UserError: files, columns, options or values that cannot be used.
     """
     options = parser().parse_args(arguments)
-    messages = Console(stderr=True)
+    messages = terminal(stderr=True)
 
     def warn(text: str) -> None:
-        messages.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+        messages.print(f"warning: {text}", soft_wrap=True)
 
     if options.resamples < 1 or options.within < 1:
         raise UserError(f"--resamples {options.resamples} --within {options.within}: at least 1")
@@ -128,7 +126,7 @@ def command(arguments: Sequence[str]) -> benchmark.Result:
     if options.json:
         print(json.dumps(as_json(result), indent=1))
     else:
-        show(result, command_line.page())
+        show(result, terminal())
     return result
 
 

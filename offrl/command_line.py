@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-
 from offrl.errors import UserError, nearest
 from offrl.runs.trust import trust_runs
 
@@ -81,11 +79,3 @@ def whole_number(name: str, value: str, least: int = 1) -> int:
     if number < least:
         raise UserError(f"{name}={value}: must be a whole number, {least} or more")
     return number
-
-
-def page(stderr: bool = False) -> Console:
-    """A console for tables: as wide as the terminal, and wide enough for them where there is none (a pipe, a file)."""
-    console = Console(stderr=stderr)
-    if not console.is_terminal:
-        console.width = 150
-    return console

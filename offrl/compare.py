@@ -16,6 +16,7 @@ from offrl.protocol import reproduce
 from offrl.protocol.compare import compare
 from offrl.protocol.published import collect
 from offrl.reporting.comparison import draw, show
+from offrl.reporting.console import terminal
 from offrl.reporting.published_table import finish
 
 AGAINST = ("bc", "td3_bc", "iql", "rebrac")
@@ -52,7 +53,7 @@ def main() -> None:
         table_name = " ".join(map(str, parsed.paths)) or "builtin"
         seeds = command_line.whole_number("seeds", parsed.options["seeds"]) if "seeds" in parsed.options else None
         plan = reproduce.make_plan(table_name, parsed.options, seeds, [new, *others])
-        console = command_line.page(stderr=parsed.json)
+        console = terminal(stderr=parsed.json)
         reasons = reproduce.run_missing(plan, parsed.options.get("launcher"), console)
         finish(plan, reasons, console)
         table, _, _ = collect(plan, reasons)
@@ -61,8 +62,7 @@ def main() -> None:
         show(names[0], comparison, console)
         comparison.to_csv(plan.folder / f"compare-{names[0]}.csv", index=False)
         draw(table, names, comparison, plan.folder / f"compare-{names[0]}.png")
-        console.print(f"written to {plan.folder}: compare-{names[0]}.csv, compare-{names[0]}.png", highlight=False,
-                      soft_wrap=True)  # fmt: skip
+        console.print(f"written to {plan.folder}: compare-{names[0]}.csv, compare-{names[0]}.png", soft_wrap=True)
         if parsed.json:
             print(json.dumps(json.loads(comparison.to_json(orient="records")), indent=1))
 

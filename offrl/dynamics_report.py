@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
-
 from offrl import devices
 from offrl.command_line import parse, whole_number
 from offrl.errors import run_command
+from offrl.reporting.console import terminal
 from offrl.reporting.dynamics import report
 
 OPTIONS = {"step": "the checkpoint to look at; default: each member's last healthy one"}
@@ -28,7 +27,7 @@ def main() -> None:
         )
         step = whole_number("step", given.options["step"]) if "step" in given.options else None
         for path in given.paths:
-            table = report(path, step, Console(quiet=given.json))
+            table = report(path, step, terminal(quiet=given.json))
             if given.json:
                 print(table.to_json(orient="records"))
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.playing.evaluation import evaluate_run
+from offrl.reporting.console import terminal
 from offrl.reporting.run_scores import as_json, summarize
 from offrl.runs.run import Run
 
@@ -69,7 +68,7 @@ def main() -> None:
         results = []
         for path in runs:
             rows = evaluate_run(path, **options)
-            picture = summarize(path, rows, Console(quiet=wants_json))
+            picture = summarize(path, rows, terminal(quiet=wants_json))
             results.append(as_json(Run.open(path), rows, picture))
         if wants_json:
             print(json.dumps(results, indent=1))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
-
 from offrl import devices
 from offrl.command_line import parse, whole_number
 from offrl.errors import run_command
+from offrl.reporting.console import terminal
 from offrl.reporting.dynamics import study
 
 OPTIONS = {
@@ -30,7 +29,7 @@ def main() -> None:
         )
         options = {name: whole_number(name, value) for name, value in given.options.items()}
         for path in given.paths:
-            table = study(path, options.get("episodes", 10), options.get("step"), Console(quiet=given.json))
+            table = study(path, options.get("episodes", 10), options.get("step"), terminal(quiet=given.json))
             if given.json:
                 print(table.to_json(orient="records"))
 

@@ -6,10 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from offrl import command_line
 from offrl.errors import UserError, run_command
+from offrl.reporting.console import terminal
 from offrl.reporting.report import make
 
 OPTIONS = {"out": "the page; its pictures go into a folder beside it; default: report.html"}
@@ -35,12 +34,11 @@ def main() -> None:
         if out.suffix not in (".html", ".htm") or out.is_dir():
             raise UserError(f"out={out}: must be the name of an .html file")
         found = make(parsed.paths, out)
-        console = Console(stderr=parsed.json)
+        console = terminal(stderr=parsed.json)
         for message in found["messages"]:
-            console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            console.print(message, style="yellow", soft_wrap=True)
         pictures = f"{len(found['pictures']) // 2} pictures in {out.stem}_pictures"
-        console.print(f"written to {out}: {', '.join(found['sections'])}; {pictures}", highlight=False, markup=False,
-                      soft_wrap=True)  # fmt: skip
+        console.print(f"written to {out}: {', '.join(found['sections'])}; {pictures}", soft_wrap=True)
         if parsed.json:
             print(json.dumps(found, indent=1))
 

@@ -8,6 +8,7 @@ import sys
 from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.protocol import reproduce
+from offrl.reporting.console import terminal
 from offrl.reporting.published_table import finish
 
 
@@ -29,7 +30,7 @@ def main() -> None:
         devices.set_up()
         seeds = command_line.whole_number("seeds", parsed.options["seeds"]) if "seeds" in parsed.options else None
         plan = reproduce.make_plan(" ".join(map(str, parsed.paths)), parsed.options, seeds)
-        console = command_line.page(stderr=parsed.json)
+        console = terminal(stderr=parsed.json)
         dry_run = parsed.options.get("dry_run", "false")
         if dry_run not in ("true", "false"):
             raise UserError(f"dry_run={dry_run}: must be true or false")

@@ -6,10 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from offrl import command_line, devices
 from offrl.errors import UserError, run_command
+from offrl.reporting.console import terminal
 from offrl.reporting.selection import as_json, progress_bar, report, write
 from offrl.reporting.selection_splits import report_configurations, write_configurations
 from offrl.selection import selectors
@@ -52,29 +51,29 @@ def main() -> None:
         names = options["diagnostics"].split(",") if options.get("diagnostics") else None
         numbers = {name: command_line.whole_number(name, options[name])
                    for name in ("checkpoints", "rows", "average") if name in options}  # fmt: skip
-        console = command_line.page(stderr=parsed.json)
+        console = terminal(stderr=parsed.json)
         folder = Path(options.get("out") or parsed.paths[0].parent / "selection")
         selector = options.get("selector", selectors.DEFAULT)
         if len(split_seeds(runs)) > 1:
             for name in {"checkpoints", "average"} & set(numbers):
                 raise UserError(f"{name}=: with several splits the last of every member counts; leave it out")
-            with progress_bar(Console(stderr=True)) as show:
+            with progress_bar(terminal(stderr=True)) as show:
                 configurations = select_configuration(runs, selector, names, progress=show, **numbers)
             answer = write_configurations(configurations, folder)
             if parsed.json:
                 print(json.dumps(answer, indent=1))
             else:
                 report_configurations(configurations, console)
-                console.print(f"  written to {folder}", highlight=False)
+                console.print(f"  written to {folder}", soft_wrap=True)
             return
-        with progress_bar(Console(stderr=True)) as show:
+        with progress_bar(terminal(stderr=True)) as show:
             found = select(runs, selector, names, progress=show, **numbers)
         write(found, folder)
         if parsed.json:
             print(json.dumps(as_json(found), indent=1))
         else:
             report(found, console)
-            console.print(f"  written to {folder}", highlight=False)
+            console.print(f"  written to {folder}", soft_wrap=True)
 
     run_command(command)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from made_runs import make_run
-from rich.console import Console
 from test_data_checks import log
 from test_data_download import Server, server  # noqa: F401
 
@@ -22,6 +21,7 @@ from offrl.data import d4rl
 from offrl.protocol import published, reproduce, scores
 from offrl.protocol.reproduce import Plan
 from offrl.reporting import published_table
+from offrl.reporting.console import terminal
 from offrl.runs import configuration
 from offrl.runs.identity import identity_of
 
@@ -339,12 +339,11 @@ def test_a_return_is_not_set_beside_a_published_normalised_score(tmp_path):
     assert row["sources"] == 0
 
 
-def test_the_terminal_and_the_picture_take_a_table_without_a_single_score(tmp_path, compared):
+def test_the_terminal_and_the_picture_take_a_table_without_a_single_score(tmp_path, compared, capsys):
     plan, _, _ = compared
     comparison = published.beside_published(plan, pd.DataFrame(), {cell: "no [data]" for cell in plan.cells()})
-    console = Console(record=True, width=200, file=io.StringIO())
-    published_table.show(plan, comparison, console)
-    assert "no [data]" in console.export_text()
+    published_table.show(plan, comparison, terminal())
+    assert "no [data]" in capsys.readouterr().out
     published_table.draw(comparison, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
     assert "| - |" in published_table.as_markdown(plan, comparison, []) or "- (" in published_table.as_markdown(

@@ -98,7 +98,7 @@ def test_a_pool_without_cloning_is_told_that_its_baseline_is_missing(pool, monke
         command.main()
         return " ".join(capsys.readouterr().out.split())
 
-    missing = "no cloning among the candidates"
+    missing = "no behaviour cloning among the candidates"
     assert missing in told("runs/*/td3_bc-*")
     everything = told("runs/*/*-*", "action_distances,lstd,initial_value")
     assert missing not in everything

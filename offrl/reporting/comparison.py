@@ -6,20 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from offrl import statistics
 from offrl.protocol.compare import samples
+from offrl.reporting.canvas import picture, short
 
 
 def draw(table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame, file: Path) -> None:
     """Performance profiles of all, and the probabilities of improvement of the new one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with picture(file, 11, 4.2) as figure:
+        _draw(figure, table, algorithms, comparison)
 
-    figure = Figure(figsize=(11, 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+
+def _draw(figure: Figure, table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame) -> None:
     profile, bars = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.3, 1]})
     found = {name: sample for name in algorithms if (sample := samples(table, name))}
     common = [key for key in next(iter(found.values()), {}) if all(key in sample for sample in found.values())]
@@ -31,7 +33,7 @@ def draw(table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame, f
         thresholds = np.linspace(min(every.min(), 0), every.max(), 200)
         for i, (name, scored) in enumerate(values.items()):
             share, low, high = statistics.profile_band(scored, thresholds)
-            profile.plot(thresholds, share, color=f"C{i}", label=name, linewidth=2 if i == 0 else 1.2)
+            profile.plot(thresholds, share, color=f"C{i}", label=short(name), linewidth=2 if i == 0 else 1.2)
             profile.fill_between(thresholds, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
         profile.legend(frameon=False, fontsize=8)
     profile.set_title(f"{len(common)} datasets on which all have a score", fontsize=10)
@@ -43,13 +45,12 @@ def draw(table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame, f
         if np.isfinite(row["low"]):
             bars.plot([row["low"], row["high"]], [place, place], color="#1f5fa8")
         bars.plot(row["probability"], place, "o", color="#1f5fa8")
-    bars.set_yticks(range(len(known)), known["against"])
+    bars.set_yticks(range(len(known)), known["against"].map(short))
     bars.invert_yaxis()
     bars.set_xlim(-0.02, 1.02)
-    bars.set_title(f"P({algorithms[0]} above)", fontsize=10)
+    bars.set_title(f"P({short(algorithms[0])} above)", fontsize=10)
     for axes in (profile, bars):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file)
 
 
 def show(new: str, comparison: pd.DataFrame, console: Console) -> None:

@@ -80,7 +80,7 @@ def print_card(facts: dict[str, Any], console: Console) -> None:
     if facts["warnings"]:
         console.print("warnings", style="bold")
         for warning in facts["warnings"]:
-            console.print(f"  - {warning}", markup=False, highlight=False)
+            console.print(f"  - {warning}")
     else:
         console.print("no warnings", style="dim")
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from offrl.protocol import dynamics_report, penalty_study
+from offrl.reporting.canvas import picture
+from offrl.reporting.console import terminal
 from offrl.reporting.page import significant
 from offrl.runs.run import Run, write_whole
 
@@ -24,7 +25,7 @@ def report(run_path: str | Path, step: int | None = None, console: Console | Non
     Raises:
         UserError: no such run or checkpoint, no dynamics in it, or no episode that it has not seen.
     """
-    run, console = Run.open(run_path), console or Console()
+    run, console = Run.open(run_path), console or terminal()
     measured = dynamics_report.measure(run, step)
     folder = run.path / "dynamics"
     folder.mkdir(exist_ok=True)
@@ -45,8 +46,11 @@ def report(run_path: str | Path, step: int | None = None, console: Console | Non
 
 
 def draw(run: Run, curves: list[tuple[int, np.ndarray, np.ndarray]], file: Path) -> None:
-    figure = Figure(figsize=(9, 3.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    with picture(file, 9, 3.6) as figure:
+        _draw(figure, run, curves)
+
+
+def _draw(figure: Figure, run: Run, curves: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
     coverage, error = figure.subplots(1, 2)
     levels = np.linspace(0, 1, 51)
     coverage.plot([0, 1], [0, 1], color="#999999", linestyle=":", label="calibrated")
@@ -63,7 +67,6 @@ def draw(run: Run, curves: list[tuple[int, np.ndarray, np.ndarray]], file: Path)
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{run.algorithm.name}'s dynamics on unseen episodes of {run.info['dataset']['name']}", fontsize=10)
-    figure.savefig(file, metadata={"Software": "offrl"})
 
 
 def study(
@@ -74,7 +77,7 @@ def study(
     Raises:
         UserError: no such run or checkpoint, no dynamics in it, no environment, or no unseen episode.
     """
-    run, console = Run.open(run_path), console or Console()
+    run, console = Run.open(run_path), console or terminal()
     table = penalty_study.study(run, episodes, step, console)
     folder = run.path / "assisted"
     folder.mkdir(exist_ok=True)

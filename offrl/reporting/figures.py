@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from offrl.data.dataset import Reference
+from offrl.reporting.canvas import picture
 from offrl.statistics import bootstrap_interval
 
 POLICY, DATA, MUTED = "#1f5fa8", "#c2571a", "#666666"
@@ -27,6 +27,11 @@ def draw_run(info: dict[str, Any], rows: pd.DataFrame, reference: Reference | No
         rows: rows of its oracle table in one environment, every policy with the same episodes.
         reference: where given, the scale is the normalised score, and the undiscounted return otherwise.
     """
+    with picture(file, 11, 4.4) as figure:
+        _draw(figure, info, rows, reference)
+
+
+def _draw(figure: Figure, info: dict[str, Any], rows: pd.DataFrame, reference: Reference | None) -> None:
     dataset = info["dataset"]
     column = "normalized_score" if reference else "return"
     unit = "normalized score" if reference else "return"
@@ -34,9 +39,6 @@ def draw_run(info: dict[str, Any], rows: pd.DataFrame, reference: Reference | No
     def scaled(value: float) -> float:
         return reference.normalise(value) if reference else value
 
-    # no pyplot: it would pick a display and keep the figure
-    figure = Figure(figsize=(11, 4.4), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     curve, final = figure.subplots(1, 2, sharey=True, gridspec_kw={"width_ratios": [1.45, 1]})
     for axes in (curve, final):
         axes.axhline(scaled(dataset["returns"]["mean"]), color=DATA, linewidth=1.4, label="data, mean episode")
@@ -59,7 +61,6 @@ def draw_run(info: dict[str, Any], rows: pd.DataFrame, reference: Reference | No
         ha="left",
         fontweight="bold",
     )
-    figure.savefig(file, metadata={"Software": "offrl"})
 
 
 def _draw_curve(axes: Axes, rows: pd.DataFrame, column: str, diverged: int) -> None:

@@ -23,6 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from offrl.reporting.canvas import PLAIN, short
 from offrl.reporting.page import CSS, SERIES, Html
 
 COLOURS: dict[str, str] = {}
@@ -32,10 +33,10 @@ for _name in ("paper", "ink", "soft", "rule", *(f"c{i}" for i in range(SERIES)))
     assert _found is not None
     COLOURS[_name] = _found[1]
 INK, SOFT, RULE, PAPER = COLOURS["ink"], COLOURS["soft"], COLOURS["rule"], COLOURS["paper"]
-MAX_LABEL = 30
 WIDTH, HEIGHT = 4.7, 3.0
 """Inches: narrow, so that the letters stay legible on a phone."""
 STYLE: dict[Any, Any] = {
+    **PLAIN,
     "font.family": "sans-serif",
     "font.size": 9,
     "text.color": INK,
@@ -58,7 +59,6 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8.5,
     "figure.facecolor": PAPER,
     "axes.facecolor": "none",
-    "text.parse_math": False,  # a name may hold a dollar
     "svg.fonttype": "none",  # text stays text: small, found by search, in the page's font
     "svg.hashsalt": "offrl",
 }
@@ -107,11 +107,6 @@ def inlined(svg: str, name: str) -> Html:
         rest = rest.replace(value, f"var(--{variable})")
     rest = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", rest)
     return Html(f'{head} role="img">{rest}'.rstrip())
-
-
-def short(name: str) -> str:
-    """A name of any length as a label."""
-    return name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…"
 
 
 class Curve(NamedTuple):

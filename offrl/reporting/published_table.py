@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from offrl.data import d4rl
@@ -16,6 +16,7 @@ from offrl.errors import UserError
 from offrl.protocol import scores
 from offrl.protocol.published import collect
 from offrl.protocol.reproduce import NO_DATA, Plan
+from offrl.reporting.canvas import picture
 from offrl.runs.run import write_whole
 
 MOST_ACROSS = 10
@@ -90,21 +91,16 @@ def show(plan: Plan, comparison: pd.DataFrame, console: Console) -> None:
     headings, rows = wide(comparison, "last")
     table = Table(title=f"{plan.name}: last checkpoint, ours ± 95 % (published)", title_justify="left", box=None)
     for name in headings:
-        table.add_column(escape(name), justify="left" if name == headings[0] else "right")
+        table.add_column(name, justify="left" if name == headings[0] else "right")
     for cells in rows:
-        table.add_row(
-            *(escape(text.replace(" (", "\n(")) for text in cells)
-        )  # the published ones on a line of their own
+        table.add_row(*(text.replace(" (", "\n(") for text in cells))  # the published ones on a line of their own
     console.print(table)
     for line in empty_cells(comparison):
-        console.print(f"empty: {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"empty: {line}", style="yellow", soft_wrap=True)
 
 
 def draw(comparison: pd.DataFrame, file: Path) -> None:
     """Ours as points with intervals, the published ranges as bars behind them; one panel per dataset."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     part = comparison[(comparison["kind"] == "last") & comparison["ours"].notna()]
     datasets = list(dict.fromkeys(part["row"]))
     if not datasets:
@@ -112,8 +108,11 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
     columns = 2 if len(datasets) == 4 else min(3, len(datasets))
     lines = -(-len(datasets) // columns)
     height = max(2.6, 0.6 + 0.16 * part["row"].value_counts().max())
-    figure = Figure(figsize=(4.2 * columns, 0.6 + height * lines), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    with picture(file, 4.2 * columns, 0.6 + height * lines) as figure:
+        _draw(figure, part, datasets, lines, columns)
+
+
+def _draw(figure: Figure, part: pd.DataFrame, datasets: list[str], lines: int, columns: int) -> None:
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
     for axes in panels[len(datasets) :]:
         axes.set_axis_off()
@@ -134,7 +133,6 @@ def draw(comparison: pd.DataFrame, file: Path) -> None:
         axes.tick_params(axis="x", labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle("score of the last checkpoint: ours (blue, 95 %), published (orange), data (dotted)", fontsize=10)
-    figure.savefig(file)
 
 
 def finish(plan: Plan, reasons: dict[tuple[str, str], str], console: Console) -> pd.DataFrame:
@@ -145,7 +143,7 @@ def finish(plan: Plan, reasons: dict[tuple[str, str], str], console: Console) ->
     """
     table, comparison, messages = collect(plan, reasons)
     for message in messages:
-        console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        console.print(message, style="yellow", soft_wrap=True)
     plan.folder.mkdir(parents=True, exist_ok=True)
     comparison.to_csv(plan.folder / "comparison.csv", index=False)
     if comparison["ours"].isna().all():
@@ -154,8 +152,7 @@ def finish(plan: Plan, reasons: dict[tuple[str, str], str], console: Console) ->
     write_whole(plan.folder / "table.md", as_markdown(plan, comparison, messages))
     draw(comparison, plan.folder / "table.png")
     show(plan, comparison, console)
-    console.print(f"written to {plan.folder}: scores.csv, comparison.csv, table.md, table.png", highlight=False,
-                  soft_wrap=True)  # fmt: skip
+    console.print(f"written to {plan.folder}: scores.csv, comparison.csv, table.md, table.png", soft_wrap=True)
     return comparison
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from offrl.playing.evaluation import plan_checkpoints
 from offrl.playing.returns import Request, read_returns, run_reference
 from offrl.protocol.run_scores import policy_scores, population_scores
+from offrl.reporting.console import terminal
 from offrl.reporting.figures import draw_run
 from offrl.runs.run import Run
 
@@ -32,7 +33,7 @@ def summarize(run_path: str | Path, rows: pd.DataFrame, console: Console | None 
         The picture, RUN/summary.png.
     """
     run = Run.open(run_path)
-    console = console or Console()
+    console = console or terminal()
     print_scores(run, rows, console)
     env, episodes, seed = rows["env"].iloc[0], rows["episode"].max() + 1, rows["reset_seed"].min()
     everything = plan_checkpoints(run, "all", Console(quiet=True))
@@ -97,7 +98,7 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
     ]
     if (broken := rows["return"].isna().sum()) > 0:
         lines.append(f"{broken} episodes ended because the policy's action was not finite: their returns are nan")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def _number(value: float, like: float | None = None) -> str:

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from offrl.reporting.canvas import picture, short
 from offrl.runs.run import write_whole
 from offrl.selection import diagnostics, selectors
 from offrl.selection.decision import Selection
@@ -27,23 +30,23 @@ SHOWN = 12
 def report(selection: Selection, console: Console) -> None:
     """The terminal's page."""
     pool = selection.pool
-    console.print(
-        f"[bold]{len(pool)} candidates[/] of {pool.table['run'].nunique()} runs on {pool.dataset.name}; "
+    about = (
+        f" of {pool.table['run'].nunique()} runs on {pool.dataset.name}; "
         f"{int(pool.held_out.sum())} of {pool.dataset.episodes} episodes held out; "
-        f"coverage {selection.scores.attrs['coverage']:.2f}",
-        highlight=False,
+        f"coverage {selection.scores.attrs['coverage']:.2f}"
     )
+    console.print(Text.assemble((f"{len(pool)} candidates", "bold"), about))
     if not pool.held_out.any():
-        console.print("[yellow]no episode is held out: nothing that needs held-out data was measured[/]; "
-                      "train with protocol.validation_fraction=0.1", highlight=False)  # fmt: skip
+        missing = "no episode is held out: nothing that needs held-out data was measured"
+        console.print(Text.assemble((missing, "yellow"), "; train with protocol.validation_fraction=0.1"))
     checks = selection.checks
     for _, check in checks[checks["level"] != "ok"].iterrows():
-        console.print(f"[yellow]data: {check['check']}[/] {check['message']}", highlight=False)
+        console.print(Text.assemble((f"data: {check['check']}", "yellow"), f" {check['message']}"))
     console.print(_candidates_table(selection))
     vetoed = selection.candidates[selection.candidates["veto"] != ""]
     for reason, group in vetoed.groupby("veto"):
-        console.print(f"[red]vetoed[/] {len(group)}: {', '.join(group['candidate'][:4])}"
-                      f"{', ...' if len(group) > 4 else ''}: {reason}", highlight=False)  # fmt: skip
+        named = f"{', '.join(group['candidate'][:4])}{', ...' if len(group) > 4 else ''}"
+        console.print(Text.assemble(("vetoed", "red"), f" {len(group)}: {named}: {reason}"))
     if len(selection.workflow):
         table = Table(title="workflow: what the curves say of each member", title_justify="left", box=None)
         for name in ("run", "member", "verdict", "step", "advice"):
@@ -51,7 +54,7 @@ def report(selection: Selection, console: Console) -> None:
         for _, row in selection.workflow.iterrows():
             table.add_row(Path(row["run"]).name, str(row["member"]), row["verdict"], f"{row['step']:,}", row["advice"])
         console.print(table)
-    console.print(_decision(selection), highlight=False, soft_wrap=True)
+    _print_decision(selection, console)
 
 
 def _candidates_table(selection: Selection) -> Table:
@@ -75,15 +78,17 @@ def _candidates_table(selection: Selection) -> Table:
     return table
 
 
-def _decision(selection: Selection) -> str:
-    choice, lines = selection.choice, [""]
+def _print_decision(selection: Selection, console: Console) -> None:
+    choice, lines = selection.choice, []
+    console.print()
     if choice.abstains:
         target = f"behaviour cloning, {choice.deploy[0]}" if choice.deploy else (
             "behaviour cloning: the pool has none, train one with algo=bc on this dataset")  # fmt: skip
-        lines.append(f"[bold]deploy {target}[/]\n  the selector abstains: {choice.abstains}")
+        console.print(f"deploy {target}", style="bold", soft_wrap=True)
+        lines.append(f"  the selector abstains: {choice.abstains}")
     elif choice.deploy:
         ties = f" (shares the first place with {choice.tied - 1} more)" if choice.tied > 1 else ""
-        lines.append(f"[bold]deploy {choice.deploy[0]}[/]{ties}")
+        console.print(Text.assemble((f"deploy {choice.deploy[0]}", "bold"), ties), soft_wrap=True)
     lines.append(f"  top {len(choice.top)}: {', '.join(choice.top)}; ranked by {'; '.join(choice.notes)}")
     lines.append(
         f"  {selection.distinct} of {len(selection.pool)} candidates act differently; where some can be evaluated, try "
@@ -104,7 +109,7 @@ def _decision(selection: Selection) -> str:
     if not len(selection.chances):
         lines.append("  how likely it beats BC or the data is not known: no value estimate applies")
     if choice.deploy and not len(selectors.cloning(selection.candidates.set_index("candidate"), selection.scores)):
-        lines.append("  no cloning among the candidates to compare with: train algo=bc on these data, and select again")
+        lines.append("  no behaviour cloning among the candidates to compare with: train algo=bc, and select again")
     if not np.isnan(selection.agreement):
         warning = ": they contradict each other, trust the order little" if selection.agreement < LOW_AGREEMENT else ""
         lines.append(f"  agreement of the diagnostics: Kendall's W {selection.agreement:.2f}{warning}")
@@ -113,14 +118,14 @@ def _decision(selection: Selection) -> str:
         against = others[~others["agrees"]]
         lines.append(f"  {len(others) - len(against)} of {len(others)} other selectors would deploy the same")
         for _, row in against.head(6).iterrows():
-            place, count = row["place_of_choice"], row["of"]
-            stands = f"the choice is its {place:.0f}. of {count}" if np.isfinite(place) else "it has no rank for it"
-            lines.append(f"    {row['selector']} would choose {row['would_choose']}; {stands}")
+            place = row["place_of_choice"]
+            rank = f"it ranks the choice {place:.0f} of {row['of']}" if np.isfinite(place) else "the choice has no rank"
+            lines.append(f"    {row['selector']} would choose {row['would_choose']}; {rank}")
     costs = diagnostics.seconds_spent(selection.table)
     dearest = ", ".join(f"{name} {costs[name]:.0f}" for name in sorted(costs, key=costs.__getitem__)[-3:][::-1])
     total = sum(costs.values())
     lines.append(f"  {selection.seconds:.0f} s; measuring, now or in earlier calls, took {total:.0f} s: {dearest}, ...")
-    return "\n".join(lines)
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def as_json(selection: Selection) -> dict[str, Any]:
@@ -155,20 +160,20 @@ def as_json(selection: Selection) -> dict[str, Any]:
 
 def draw(selection: Selection, file: Path) -> None:
     """Two pictures: every candidate by value and by support, and where each selector places the choice."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with picture(file, 11, 4.8) as figure:
+        _draw(figure, selection)
 
+
+def _draw(figure: Figure, selection: Selection) -> None:
     scores, described = selection.scores, selection.candidates.set_index("candidate")
     eligible = described["veto"].reindex(scores.index) == ""
     value, value_names = selectors.group_rank(scores, selectors.VALUE, eligible)
     support, support_names = selectors.group_rank(scores, selectors.SUPPORT, eligible)
-    figure = Figure(figsize=(11, 4.8), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     scatter, bars = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.3, 1]})
     if value is not None and support is not None:
         for i, (algorithm, group) in enumerate(described.groupby("algorithm")):
             names = group.index[eligible[group.index]]
-            scatter.scatter(support[names], value[names], s=26, color=f"C{i}", alpha=0.75, label=algorithm)
+            scatter.scatter(support[names], value[names], s=26, color=f"C{i}", alpha=0.75, label=short(str(algorithm)))
         chosen = [name for name in selection.choice.deploy if eligible[name]]
         scatter.scatter(support[chosen], value[chosen], s=170, facecolors="none", edgecolors="black",
                         linewidths=1.6, label="deployed")  # fmt: skip
@@ -179,7 +184,7 @@ def draw(selection: Selection, file: Path) -> None:
     others = selection.dissent.dropna(subset=["place_of_choice"]) if len(selection.dissent) else selection.dissent
     if len(others):
         share = 1 - (others["place_of_choice"] - 1) / np.maximum(others["of"] - 1, 1)
-        bars.barh(others["selector"], share, color="#1f5fa8")
+        bars.barh(others["selector"].map(short), share, color="#1f5fa8")
         bars.invert_yaxis()
         bars.tick_params(axis="y", labelsize=7)
         bars.set_xlim(0, 1)
@@ -187,7 +192,6 @@ def draw(selection: Selection, file: Path) -> None:
     figure.suptitle(f"selection on {selection.pool.dataset.name}", fontsize=11, x=0.01, ha="left", fontweight="bold")
     for axes in (scatter, bars):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file)
 
 
 def write(selection: Selection, folder: Path) -> None:
@@ -205,7 +209,7 @@ def write(selection: Selection, folder: Path) -> None:
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """A function (measurement, done, total) that shows how far the measuring is."""
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from offrl.reporting.canvas import picture
 from offrl.selection.benchmark import PRIMARY, Result
 
 SHOWN = {
@@ -85,7 +87,7 @@ def show(result: Result, console: Console) -> None:
         table = summary_table(result, metrics)
 
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        console.print(text, soft_wrap=True)
 
     console.print(table)
     say(
@@ -126,13 +128,13 @@ def show(result: Result, console: Console) -> None:
 
 def draw(result: Result, file: Path) -> None:
     """Regret of every selector: a point per pool, the mean and its interval (PNG)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    colours = {"composite": "#1f5fa8", "single": "#333333", "reference": "#c2571a", "oracle": "#999999"}
     rows = result.summary[result.summary["metric"] == PRIMARY].sort_values("mean", ascending=False, kind="stable")
-    figure = Figure(figsize=(8.5, 1.6 + 0.34 * len(rows)), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    with picture(file, 8.5, 1.6 + 0.34 * len(rows)) as figure:
+        _draw(figure, result, rows)
+
+
+def _draw(figure: Figure, result: Result, rows: pd.DataFrame) -> None:
+    colours = {"composite": "#1f5fa8", "single": "#333333", "reference": "#c2571a", "oracle": "#999999"}
     axes = figure.subplots()
     points = result.points[result.points["metric"] == PRIMARY]
     random = np.random.default_rng(0)
@@ -160,7 +162,6 @@ def draw(result: Result, file: Path) -> None:
         ha="left",
         fontweight="bold",
     )
-    figure.savefig(file, metadata={"Software": "offrl"})
 
 
 def as_json(result: Result) -> dict[str, Any]:

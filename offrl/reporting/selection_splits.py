@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from offrl.runs.run import write_whole
 from offrl.selection.splits import Configurations
@@ -20,8 +21,8 @@ LEAST_SPLITS = 3
 
 def report_configurations(found: Configurations, console: Console) -> None:
     """The terminal's page of several splits."""
-    console.print(f"[bold]{len(found.table)} configurations[/] on {len(found.splits)} splits of {found.dataset}; "
-                  "the last policy of every member counts", highlight=False)  # fmt: skip
+    about = f" on {len(found.splits)} splits of {found.dataset}; the last policy of every member counts"
+    console.print(Text.assemble((f"{len(found.table)} configurations", "bold"), about))
     table = Table(title=f"by {found.selector}", title_justify="left", box=None)
     columns = [f"split {split}" for split in found.splits]
     for name in ("", "algorithm", "setting", "score", *columns):
@@ -32,23 +33,22 @@ def report_configurations(found: Configurations, console: Console) -> None:
         table.add_row(str(int(place) + 1), row["algorithm"], row["setting"], *numbers)  # type: ignore[call-overload]
     console.print(table)
     for reason in filter(None, found.table["reason"]):
-        console.print(f"[red]vetoed[/] {reason}", highlight=False)
-    lines = [""]
+        console.print(Text.assemble(("vetoed", "red"), f" {reason}"))
+    console.print()
     if len(found.splits) < LEAST_SPLITS:
         text = f"{len(found.splits)} splits show little of how much a split decides; take {LEAST_SPLITS} or more"
-        lines.append(f"[yellow]{text}[/]")
+        console.print(text, style="yellow", soft_wrap=True)
     if not np.isnan(found.agreement):
-        lines.append(f"  agreement of the splits: Kendall's W {found.agreement:.2f}")
+        console.print(f"  agreement of the splits: Kendall's W {found.agreement:.2f}")
     if found.abstains:
-        lines.append(f"  the selector abstains on most splits, in favour of behaviour cloning: {found.abstains}")
+        text = f"  the selector abstains on most splits, in favour of behaviour cloning: {found.abstains}"
+        console.print(text, soft_wrap=True)
     if found.command:
-        lines += ["[bold]train the chosen configuration on all data, and deploy its last checkpoint[/]"]
+        console.print("train the chosen configuration on all data, and deploy its last checkpoint", style="bold")
+        console.print(f"  {found.command}", soft_wrap=True)
     else:
-        lines.append("no configuration can be chosen" + ("; train algo=bc on this dataset" if found.abstains else ""))
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
-    if found.command:
-        console.print(f"  {found.command}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"  {found.seconds:.0f} s", highlight=False)
+        console.print("no configuration can be chosen" + ("; train algo=bc on this dataset" if found.abstains else ""))
+    console.print(f"  {found.seconds:.0f} s")
 
 
 def write_configurations(found: Configurations, folder: Path) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offrl.data import Dataset
+from offrl.data import Dataset, episode_labels, episode_steps, preferences, windows_from, windows_until
 from offrl.errors import UserError
 
 
@@ -91,23 +93,101 @@ def test_returns_to_go_stop_at_the_end_of_their_episode():
     np.testing.assert_allclose(data.returns_to_go()[data.starts], data.returns)
 
 
-def test_sequences_stay_inside_episodes_and_are_masked_after_them():
+def test_windows_are_cut_at_both_ends_of_their_episode():
+    """Against loops, for every step, of numpy and within a jitted function, columns of the user's own among them."""
     data = make()
-    view = data.sequences(3)
-    assert view.observations.shape == (data.steps, 3, 2)
-    np.testing.assert_array_equal(view.mask.sum(axis=1), [3, 2, 1, 2, 1, 3, 3, 2, 1])
-    filled = view.mask == 1
-    np.testing.assert_array_equal(view.observations[..., 0][filled] % 100, view.timesteps[filled])
-    same = view.observations[..., 0] // 100 == view.observations[:, :1, 0] // 100
-    assert same[filled].all()
-    for array in (view.observations, view.actions, view.rewards, view.returns_to_go, view.timesteps):
-        assert (array[~filled] == 0).all()
+    costs = np.arange(data.steps, dtype=np.float32) + 1
+    data = replace(data, extra={"costs": costs, "forces": np.stack([costs, -costs], axis=1)})
+    steps = episode_steps(data, discount=0.9, extra=("forces",), to_go=("costs",))
+    view, length = data.transitions(), 3
+    for cut, offsets in ((windows_from, range(length)), (windows_until, range(1 - length, 1))):
+        found = cut(steps, np.arange(data.steps), length)
+        for step in range(data.steps):
+            episode = data.episode_of_step[step]
+            for place, offset in enumerate(offsets):
+                row = step + offset
+                inside = data.starts[episode] <= row <= data.ends[episode]
+                assert found.mask[step, place] == inside
+                values = {**found._asdict(), **found.extra}
+                for name, column in {**steps._asdict(), **steps.extra}.items():
+                    if name not in ("lengths", "extra"):
+                        np.testing.assert_array_equal(values[name][step, place], column[row] if inside else 0)
+        compiled = jax.jit(cut, static_argnums=2)(jax.tree.map(jnp.asarray, steps), jnp.arange(data.steps), length)
+        jax.tree.map(np.testing.assert_array_equal, compiled, found)
+        assert compiled.mask.dtype == bool
+    np.testing.assert_array_equal(steps.actions[data.transition_rows], view.actions)
+    np.testing.assert_array_equal(steps.rewards, data.rewards)
 
 
-def test_sequences_of_a_stride_cover_every_step_once():
-    view = make().sequences(3, stride=3)
-    assert view.mask.sum() == 9
-    assert sorted(view.rewards[view.mask == 1]) == list(range(1, 10))
+def test_costs_to_go_are_sums_to_the_end_of_the_episode():
+    data = make()
+    costs = np.random.default_rng(1).uniform(0, 1, data.steps).astype(np.float32)
+    steps = episode_steps(replace(data, extra={"costs": costs}), discount=0.9, to_go=("costs",))
+    expected = [
+        sum(0.9**k * cost for k, cost in enumerate(costs[step : data.ends[data.episode_of_step[step]] + 1]))
+        for step in range(data.steps)
+    ]
+    np.testing.assert_allclose(steps.extra["costs_to_go"], expected, rtol=1e-6)
+    np.testing.assert_array_equal(steps.returns_to_go, data.returns_to_go(0.9))
+
+
+def test_windows_of_images_stay_bytes():
+    data = make()
+    images = np.random.default_rng(0).integers(0, 256, (data.steps + data.episodes, 2, 2, 3), np.uint8)
+    found = windows_from(episode_steps(replace(data, observations=images)), np.array([1]), 4)
+    assert found.observations.dtype == np.uint8
+    np.testing.assert_array_equal(found.observations[0, :2], images[1:3])
+    assert not found.observations[0, 2:].any()
+
+
+def test_a_label_of_an_episode_is_the_same_in_all_its_steps():
+    data = make()
+    data = replace(data, extra={"quality": np.repeat([5, 6, 7], data.lengths), "costs": np.arange(9.0)})
+    assert episode_labels(data, "quality").tolist() == [5, 6, 7]
+    with pytest.raises(UserError, match="column costs is no label of episodes: it changes within episode 0"):
+        episode_labels(data, "costs")
+
+
+@pytest.mark.parametrize("column", [None, "costs"])
+def test_of_two_windows_the_one_of_larger_sum_is_preferred(column):
+    data = make(lengths=(3, 1, 4), known=(True, True, True))
+    data = replace(data, extra={"costs": np.array([3, 1, 2, 9, 2, 2, 1, 3], np.float32)})
+    values = data.rewards if column is None else data.extra["costs"]
+    found = preferences(data, 50, seed=0, length=2, column=column)
+    starts = [0, 1, 4, 5, 6]  # of windows within an episode; the second has one step only
+    assert set(found.first.tolist()) == set(found.second.tolist()) == set(starts)
+    assert (found.first != found.second).all()
+    for first, second, preferred in zip(*found, strict=True):
+        one, other = values[first : first + 2].sum(), values[second : second + 2].sum()
+        assert preferred == (0.5 if one == other else one > other)
+    assert (0.5 in found.first_preferred) == (column == "costs")
+    assert windows_from(episode_steps(data), found.first, 2).mask.all()
+    again = preferences(data, 50, seed=0, length=2, column=column)
+    jax.tree.map(np.testing.assert_array_equal, again, found)
+
+
+def test_of_two_episodes_the_one_of_larger_return_or_label_is_preferred():
+    data = make()
+    data = replace(data, extra={"quality": np.repeat([3, 1, 2], data.lengths)})
+    for column, order in ((None, data.returns), ("quality", np.array([3, 1, 2]))):
+        found = preferences(data, 30, seed=1, column=column)
+        first, second = (np.searchsorted(data.starts, steps) for steps in (found.first, found.second))
+        np.testing.assert_array_equal(found.first_preferred, order[first] > order[second])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 5}, "0 windows of 5 steps, too few for pairs"),
+        ({"column": "costs"}, "no label of episodes"),
+        ({"column": "forces", "length": 2}, "has 2 numbers per step; one is needed"),
+        ({"column": "nothing", "length": 2}, r"no column nothing was loaded \(there are: costs, forces\)"),
+    ],
+)
+def test_preferences_that_cannot_be_made_say_why(options, message):
+    data = replace(make(), extra={"costs": np.arange(9.0), "forces": np.zeros((9, 2))})
+    with pytest.raises(UserError, match=message):
+        preferences(data, 5, seed=0, **options)
 
 
 def test_splits_are_by_episode_and_disjoint():

@@ -72,23 +72,6 @@ class Dynamics(NamedTuple):
     terminations: np.ndarray
 
 
-class Sequences(NamedTuple):
-    """Windows of consecutive steps of one episode, transformed; [windows, length, dim] or [windows, length].
-
-    Where a window passes the end of its episode mask is 0, and so is everything else. timesteps (int32) counts from
-    the start of the episode; returns_to_go is the sum of the transformed rewards from that step to the end of the
-    episode.
-    """
-
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-    terminations: np.ndarray
-    returns_to_go: np.ndarray
-    timesteps: np.ndarray
-    mask: np.ndarray
-
-
 @dataclass(frozen=True)
 class Dataset:
     """Whole episodes, raw. Build one with `offrl.data.load`, which checks it.
@@ -321,33 +304,11 @@ class Dataset:
         A time limit cuts the sum like a terminal state. Rows of `transitions` are
         `returns_to_go(...)[transition_rows]`.
         """
-        rewards = transform_rewards(self.transforms, self.rewards)
-        return self._discounted(rewards, discount).astype(np.float32)
+        return self.sums_to_go(transform_rewards(self.transforms, self.rewards), discount)
 
-    def sequences(self, length: int, discount: float = 1.0, stride: int = 1) -> Sequences:
-        """Windows of `length` steps that start at every `stride`-th step of every episode; discount: of returns_to_go.
-
-        Memory is windows * length rows: choose a larger stride where stride 1 is too much.
-        """
-        if length < 1 or stride < 1:
-            raise UserError(f"sequences: length={length} and stride={stride} must be 1 or more")
-        first = np.flatnonzero(self.timesteps % stride == 0)
-        rows = first[:, None] + np.arange(length)
-        inside = rows <= self.ends[self.episode_of_step[first]][:, None]
-        rows = np.where(inside, rows, 0)
-
-        def window(steps: np.ndarray) -> np.ndarray:
-            return steps[rows] * inside.reshape(inside.shape + (1,) * (steps.ndim - 1)).astype(steps.dtype)
-
-        return Sequences(
-            observations=window(self._observations_at(self.observation_rows)),
-            actions=window(actions_to_unit_box(self.transforms, self.actions)),
-            rewards=window(transform_rewards(self.transforms, self.rewards)),
-            terminations=window(self.terminations.astype(np.float32)),
-            returns_to_go=window(self.returns_to_go(discount)),
-            timesteps=window(self.timesteps.astype(np.int32)),
-            mask=inside.astype(np.float32),
-        )
+    def sums_to_go(self, values: np.ndarray, discount: float = 1.0) -> np.ndarray:
+        """float32 [steps]: discounted sum of [steps] values, such as costs, from every step to its episode's end."""
+        return self._discounted(values, discount).astype(np.float32)
 
     def column(self, key: str) -> np.ndarray:
         """A column of the user's own, [steps, ...]."""

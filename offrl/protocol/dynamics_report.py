@@ -23,6 +23,7 @@ import pandas as pd
 import offrl
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import apply_transforms
+from offrl.data.views import episode_steps, windows_from
 from offrl.errors import UserError
 from offrl.learning.models import dynamics
 from offrl.learning.models.dynamics import DynamicsConfig, Ensemble
@@ -147,11 +148,12 @@ def open_loop_numbers(
     if not horizons:
         return [], np.empty((0, 2))
     horizon = horizons[-1]
+    steps, stride = episode_steps(held_out), max(1, held_out.steps // (4 * STARTS))
     # one step more: of the observation after the last action
-    windows = held_out.sequences(horizon + 1, stride=max(1, held_out.steps // (4 * STARTS)))
-    whole = np.flatnonzero(windows.mask.all(1))
+    whole = np.flatnonzero((steps.timesteps % stride == 0) & (steps.lengths - steps.timesteps > horizon))
     chosen = whole[np.unique(np.linspace(0, len(whole) - 1, STARTS).astype(int))]
-    observations, actions = windows.observations[chosen], windows.actions[chosen]
+    windows = windows_from(steps, chosen, horizon + 1)
+    observations, actions = windows.observations, windows.actions
     path = np.asarray(jax.jit(open_loop)(ensemble, observations[:, 0], actions[:, :-1].transpose(1, 0, 2), config))
     scale = np.maximum(train.transitions().observations.std(0), 1e-8)
     truth = observations[:, 1:].transpose(1, 0, 2)

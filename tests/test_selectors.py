@@ -81,6 +81,17 @@ def test_what_a_candidate_lacks_counts_as_the_middle():
     assert found["c"] == pytest.approx(((5 / 6 + 3 / 6) / 2 + (3 + 6) / 2 / 8) / 2)
 
 
+def test_of_whom_nothing_is_known_is_left_out_and_changes_nothing_for_the_others():
+    scores, described = table(**FULL)
+    extended = scores.reindex([*scores.index, "memory"])
+    extended.attrs["reasons"] = {"memory": "the policy has memory"}
+    for selector in (selectors.rank_mean, selectors.without_vetoes):
+        found = selector(extended, candidates(list(extended.index)))
+        assert np.isnan(found["memory"])
+        np.testing.assert_array_equal(found[list("abcd")], selector(scores, described))
+    assert selectors.vetoes(extended).tolist() == ["", "", "", "", "the policy has memory"]
+
+
 def test_a_diverged_candidate_changes_nothing_for_the_others():
     scores, described = table(**FULL, non_finite=[0.0] * 4, out_of_range=[0.0, 0.01, np.nan, 0.0])
     before = selectors.rank_mean(scores, described)

@@ -121,7 +121,8 @@ def rank(pool: Pool, selector: str, names: Sequence[str] | None, progress: Calla
     table, replicates = diagnostics.measure(pool, names, progress)
     scores = table.pivot(index="candidate", columns="diagnostic", values="value").reindex(pool.table["candidate"])
     errors = table.pivot(index="candidate", columns="diagnostic", values="standard_error").reindex(scores.index)
-    scores.attrs = {"coverage": data.coverage(pool), "standard_error": errors}
+    reasons = table[table["reason"] != ""].groupby("candidate")["reason"].first()
+    scores.attrs = {"coverage": data.coverage(pool), "standard_error": errors, "reasons": reasons.to_dict()}
     directions = {d.name: d.better for d in diagnostics.diagnostics().values()}
     known = selectors.available(scores, directions)
     choice = selectors.choose(scores, pool.table.set_index("candidate"), selectors.find(selector, known))

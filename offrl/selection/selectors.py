@@ -5,8 +5,8 @@ A selector is a function
     selector(scores, candidates) -> Series indexed as both tables, higher is better, nan = not to be chosen
 
     scores      [candidates x diagnostics], values as measured; nan where a diagnostic does not apply.
-                scores.attrs may hold "coverage" (the data's, 0 narrow ... 1 broad) and "standard_error" (a table of
-                the same shape).
+                scores.attrs may hold "coverage" (the data's, 0 narrow ... 1 broad), "standard_error" (a table of
+                the same shape) and "reasons" (why a candidate lacks diagnostics, text by candidate).
     candidates  [candidates x (run, algorithm, setting, member, seed, step)].
 
 What it returns may carry attrs: "abstains" (why behaviour cloning is recommended instead; the order is given all the
@@ -17,7 +17,8 @@ Ranks, not values, are combined: scales differ by orders of magnitude, and estim
 the eligible candidates that a candidate beats, ties counted half, in (0, 1). Vetoed candidates are taken out before
 ranking, so that adding a diverged one changes nothing for the rest. **A diagnostic that a candidate lacks counts as
 the middle rank, 0.5**: not knowing neither helps nor harms, and never makes a score more extreme. A diagnostic that no
-candidate has drops out of its group; a group that is left empty drops out of the mean.
+candidate has drops out of its group; a group that is left empty drops out of the mean. A candidate that lacks every
+diagnostic, such as a policy with memory, is left out.
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ def bare(scores: pd.DataFrame) -> pd.DataFrame:
 
 def vetoes(scores: pd.DataFrame) -> pd.Series:
     """Why each candidate must not be deployed, text by candidate; empty where nothing is known against it."""
-    scores = bare(scores)
+    known, scores = scores.attrs.get("reasons", {}), bare(scores)
     reasons = pd.Series("", index=scores.index, dtype=object)
+    measured = scores.notna().any(axis=1)
+    for candidate in scores.index[~measured] if measured.any() else []:
+        reasons[candidate] = known.get(candidate) or "no diagnostic applies to it"
     for name, (limit, text) in VETOES.items():
         if name in scores:
             for candidate in scores.index[scores[name] > limit]:
@@ -132,7 +136,7 @@ def rank_mean(
         fallback: abstain in favour of behaviour cloning where `prefers_cloning` says so.
     """
     reasons = vetoes(scores)
-    eligible = (reasons == "") if veto else pd.Series(True, index=scores.index)
+    eligible = (reasons == "") if veto else bare(scores).notna().any(axis=1)
     total, weights = pd.Series(0.0, index=scores.index), 0.0
     notes, uses = [], []
     for name, members, weight in (("value", VALUE, value), ("support", SUPPORT, support), ("fit", FIT, fit)):
@@ -150,7 +154,9 @@ def rank_mean(
     result.name = "score"
     result.attrs |= {"notes": notes, "uses": uses}
     if result.isna().all():
-        result.attrs["abstains"] = "every candidate is vetoed" if not eligible.any() else "no diagnostic to rank by"
+        result.attrs["abstains"] = (
+            "every candidate is vetoed" if veto and not eligible.any() else "no diagnostic to rank by"
+        )
     elif fallback and (reason := prefers_cloning(result, scores, candidates)):
         result.attrs["abstains"] = reason
     return result

@@ -5,9 +5,10 @@ a causal transformer reads them, and the action is predicted from its observatio
 steps of the window, at which there is one. Deployed, the policy is told which return to aim for, `target_return`, and
 subtracts from it every reward that it receives.
 
-Returns-to-go are undiscounted. The target is one of the configuration, in the units of the (preprocessed) rewards; by
-default it is the largest return of a training episode. The authors play every policy with two
-targets per environment, chosen by hand: here there is one, fixed before training, never taken from a simulator.
+Returns-to-go are undiscounted. The target is part of the configuration, in the units of the (preprocessed) rewards; by
+default it is the largest return of a training episode, which `from_data` fills in and run.json keeps. The authors play
+every policy with two targets per environment, chosen by hand: here there is one, fixed before training, never taken
+from a simulator.
 Windows begin before an episode does and are masked there, so that short histories are trained on as in play; of the
 authors' code, a window starts at a drawn step and may end with its episode. Both draw episodes in proportion to length.
 """
@@ -39,7 +40,9 @@ class Config:
         static=True,
         choices=("best", "given"),
     )
-    target_return: float = option(0.0, "return to aim for where target=given, in the units of preprocessed rewards")
+    target_return: float = option(
+        0.0, "return to aim for, in the units of preprocessed rewards; read where target=given"
+    )
     return_scale: float = option(1000.0, "returns-to-go are divided by it", low=1e-9)
     episode_length: int = option(
         1000, "timesteps that have an embedding of their own; later ones share the last", static=True
@@ -64,7 +67,7 @@ class State:
     transformer: Any
     opt: optax.OptState
     target_return: jax.Array
-    """What the policy aims for; of the configuration, or of the data at the first update."""
+    """The return that the policy aims for, the configuration's."""
 
 
 class Data(NamedTuple):
@@ -74,8 +77,6 @@ class Data(NamedTuple):
     actions: np.ndarray
     returns_to_go: np.ndarray
     timesteps: np.ndarray
-    best_return: np.ndarray
-    """The largest return of an episode, preprocessed as rewards are."""
 
 
 class Windows(NamedTuple):
@@ -88,16 +89,21 @@ class Windows(NamedTuple):
     mask: jax.Array
 
 
+def from_data(dataset: Dataset, config: Config) -> dict[str, float]:
+    """The return to aim for, where the configuration leaves it to the data: the largest of an episode."""
+    if config.target == "given":
+        return {}
+    return {"target_return": float(dataset.returns_to_go()[dataset.starts].max())}
+
+
 def prepare(dataset: Dataset, config: Config) -> Data:
     if config.width % config.heads:
         raise UserError(f"algo.width={config.width}: must be a multiple of algo.heads={config.heads}")
-    returns_to_go = dataset.returns_to_go()
     return Data(
         observations=transform_observations(dataset.transforms, dataset.observations[dataset.observation_rows]),
         actions=actions_to_unit_box(dataset.transforms, dataset.actions),
-        returns_to_go=returns_to_go,
+        returns_to_go=dataset.returns_to_go(),
         timesteps=dataset.timesteps.astype(np.int32),
-        best_return=returns_to_go[dataset.starts].max(),
     )
 
 
@@ -209,8 +215,6 @@ def update_batch(key: jax.Array, state: State, batch: Windows, config: Config) -
 def update(key: jax.Array, state: State, dataset: Data, config: Config) -> tuple[State, Metrics]:
     key_steps, key_dropout = jax.random.split(key)
     steps = jax.random.randint(key_steps, (config.batch_size,), 0, dataset.timesteps.shape[0])
-    if config.target == "best":
-        state = state.replace(target_return=dataset.best_return)
     state, metrics = update_batch(key_dropout, state, windows(dataset, steps, config.context), config)
     return state, {**metrics, "target_return": state.target_return}
 

@@ -11,6 +11,7 @@ and, where it needs them,
 
     phases(config) -> tuple[Phase, ...]         several stages in one run; by default one, called "train"
     prepare(dataset, config) -> pytree          what `update` sees as its dataset; by default `dataset.transitions()`
+    from_data(dataset, config) -> dict          numeric options to be taken from the training data; run.json keeps them
     SUPPORTS                                    names from SPACES; by default ("continuous",), of vector observations
 
 Discrete actions are one-hot vectors [..., action_dim], in the data that it sees and from its policy; images are uint8
@@ -144,6 +145,7 @@ class Algorithm:
     policy: Callable[[Any, Spec], Any]
     phases: Callable[[Any], tuple[Phase, ...]]
     prepare: Callable[[Dataset, Any], Any]
+    from_data: Callable[[Dataset, Any], dict[str, float]]
     supports: tuple[str, ...]
     summary: str
     """The first line of the file's docstring."""
@@ -245,6 +247,7 @@ def load(name_or_path: str) -> Algorithm:
         policy=module.policy,
         phases=getattr(module, "phases", None) or (lambda config: (Phase("train", module.update),)),
         prepare=getattr(module, "prepare", None) or (lambda dataset, config: dataset.transitions()),
+        from_data=getattr(module, "from_data", None) or (lambda dataset, config: {}),
         supports=supports,
         summary=(module.__doc__ or "").strip().splitlines()[0] if module.__doc__ else "",
     )

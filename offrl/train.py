@@ -68,10 +68,13 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
         train_split, _ = dataset.split(protocol["validation_fraction"], protocol["split_seed"])
     train_split = preprocess(train_split, algorithm.preprocessing(configs[0]))
 
+    from_data = algorithm.from_data(train_split, configs[0])
+    configs = [member_config.replace(**from_data) for member_config in configs]
+
     run_identity = identity(config, algorithm)
     path = run_directory(config, dataset.name, run_identity)
     described = describe(dataset, train_split, env_id, env_kwargs, warnings)
-    info = info_of(config, algorithm, spec, members, run_identity, described)
+    info = info_of(config, algorithm, spec, members, run_identity, described, from_data)
     with alone_in(path):
         run = open_or_create(path, info, config)
         print(f"{algorithm.name} on {dataset.name}: {len(members)} member(s), {protocol['updates']} updates, in {path}")

@@ -10,6 +10,8 @@ import pytest
 import offrl.algorithm
 from offrl.algorithms import dt
 from offrl.data.dataset import Dataset
+from offrl.data.preprocessing import preprocess
+from offrl.data.transforms import Preprocessing
 from offrl.errors import UserError
 from offrl.learning.contract import random_dataset
 from offrl.learning.population import Population
@@ -163,15 +165,14 @@ def test_played_step_by_step_it_acts_like_one_pass_over_the_episode():
     np.testing.assert_allclose(dt.policy(CONFIG, SPEC).act(state, observations[0]), actions[0], atol=1e-6)
 
 
-def test_the_target_is_the_best_training_return_or_the_one_that_was_given():
-    dataset = random_dataset()
-    state, data = made()
-    after, metrics = update(jax.random.key(0), state, data, CONFIG)
-    np.testing.assert_allclose(after.target_return, dataset.returns.max(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["target_return"], dataset.returns.max(), rtol=1e-5)
+def test_the_target_is_the_best_return_of_the_data_or_the_one_that_was_given():
+    dataset = preprocess(random_dataset(), Preprocessing(reward_scale=2.0))
+    assert dt.from_data(dataset, CONFIG) == {"target_return": pytest.approx(2 * dataset.returns.max(), rel=1e-5)}
     given = CONFIG.replace(target="given", target_return=12.5)
-    after, _ = update(jax.random.key(0), dt.init(jax.random.key(0), given, SPEC), data, given)
-    assert float(after.target_return) == 12.5
+    assert dt.from_data(dataset, given) == {}
+    state = dt.init(jax.random.key(0), given, SPEC)
+    after, metrics = update(jax.random.key(0), state, made()[1], given)
+    assert float(after.target_return) == float(metrics["target_return"]) == 12.5
 
 
 def test_the_first_step_is_warmed_up_and_its_gradient_clipped():
@@ -226,4 +227,3 @@ def test_it_plays_what_the_episodes_of_its_target_did():
             actions, carry = memory.act(aiming, carry, np.zeros((3, 1), np.float32))
             carry = memory.observe(carry, jnp.full(3, reward))
             np.testing.assert_allclose(actions, action, atol=0.1)
-    assert float(state.target_return) == 5.0

@@ -69,6 +69,23 @@ class Parts(gymnasium.Env):
         return self.observe(), reward, False, False, {}
 
 
+class Paying(gymnasium.Env):
+    """Five steps, each of which pays its action; the observation is the time."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.full(1, self.time / 5, np.float32), float(action[0]), False, False, {}
+
+
 gymnasium.register("Tiny-v0", entry_point=Tiny, max_episode_steps=20)
 gymnasium.register("Endless-v0", entry_point=Tiny)
 gymnasium.register("Parts-v0", entry_point=Parts, max_episode_steps=6)
+gymnasium.register("Paying-v0", entry_point=Paying, max_episode_steps=5)

@@ -67,7 +67,9 @@ def problems(algorithm: Algorithm, alone: bool = True) -> list[str]:
         alone: also compile the program of a single member and compare with it, which takes half of the total time.
     """
     config = small_config(algorithm)
-    data = algorithm.prepare(preprocess(random_dataset(), algorithm.preprocessing(config)), config)
+    dataset = preprocess(random_dataset(), algorithm.preprocessing(config))
+    config = config.replace(**algorithm.from_data(dataset, config))
+    data = algorithm.prepare(dataset, config)
     found = option_problems(algorithm) or shape_problems(algorithm, config, data)
     return found or run_problems(algorithm, config, data, alone)
 

@@ -78,8 +78,7 @@ def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -
             continue
         headings, rows = wide(comparison, kind)
         lines += ["", f"## {title.capitalize()}", ""]
-        table = [[text.replace("|", r"\|") for text in cells] for cells in (headings, ["---"] * len(headings), *rows)]
-        lines += [f"| {' | '.join(cells)} |" for cells in table]
+        lines += [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
     if empty := empty_cells(comparison):
         lines += ["", "Empty cells:", "", *[f"- {line}" for line in empty]]
     if messages:

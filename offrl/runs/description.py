@@ -51,9 +51,10 @@ def info_of(
     members: list[tuple[Any, int, dict[str, Any]]],
     identity: dict[str, Any],
     dataset: dict[str, Any],
+    from_data: dict[str, float],
 ) -> dict[str, Any]:
     """What run.json says as a run begins. `members` are those of `configuration.member_configs`, `dataset` is what
-    `describe` says."""
+    `describe` says; `from_data` is what the algorithm's function of that name says."""
     protocol = config["protocol"]
     return {
         "offrl": offrl.__version__,
@@ -61,7 +62,12 @@ def info_of(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": jax.devices()[0].device_kind,
-        "algorithm": {"name": algorithm.name, "file": config["algo"]["file"], "options": config["algo"]},
+        "algorithm": {
+            "name": algorithm.name,
+            "file": config["algo"]["file"],
+            "options": config["algo"],
+            "from_data": from_data,
+        },
         "spec": spec._asdict(),
         "phases": [
             {"name": phase.name, "updates": phase.length(protocol["updates"])}

@@ -119,7 +119,9 @@ class Run:
     def member_configs(self) -> list[Any]:
         """The algorithm's Config of each member."""
         seeds = list(dict.fromkeys(member["seed"] for member in self.members))  # every swept value has all of them
-        return [config for config, _, _ in member_configs(self.algorithm, self.info["algorithm"]["options"], seeds)]
+        algorithm = self.info["algorithm"]
+        members = member_configs(self.algorithm, algorithm["options"], seeds)
+        return [config.replace(**algorithm.get("from_data", {})) for config, _, _ in members]  # older runs have none
 
     @cached_property
     def policy(self) -> Policy:

@@ -29,8 +29,11 @@ SHORTER = {
     "algo.holdout_every": 100,
     "algo.cloning_updates": 200,
     "algo.adversary_updates": 100,
+    "algo.gate_length": 5,
+    "algo.gate_rollouts": 16,
 }
-"""Phases whose published length is tens of thousands of updates whatever the protocol, where an algorithm has them."""
+"""Work whose published length is the same whatever the protocol, where an algorithm has it: phases of tens of thousands
+of updates, rollouts that decide whether a policy is replaced."""
 
 
 def machine() -> str:

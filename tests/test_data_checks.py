@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,10 @@ def test_a_dataset_of_other_sizes_than_the_environment_is_refused(tmp_path):
         check_environment(data, Spaces(2, *box, 100, observation_shape=(1, 2, 1)))
     (warning,) = check_environment(data, Spaces(2, box[0] * 2, box[1] * 2, 100))
     assert "action box" in warning
+    data = replace(data, observation_layout=("angle[1]", "speed[1]"))
+    assert check_environment(data, Spaces(2, *box, 100, observation_layout=("angle[1]", "speed[1]"))) == ()
+    (warning,) = check_environment(data, Spaces(2, *box, 100, observation_layout=("place[1]", "speed[1]")))
+    assert "are angle[1], speed[1], those of the environment place[1], speed[1]" in warning
 
 
 def test_warnings_are_shown_once(tmp_path, capsys):

@@ -17,6 +17,7 @@ import pytest
 from test_data_checks import found, log, save
 
 from offrl.data import Dataset, load
+from offrl.data.flatten import flatten_observation
 from offrl.errors import UserError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -522,3 +523,41 @@ def test_infos_of_minari_episodes_are_columns_without_that_of_the_reset(store):
         load("minari:test/costs-v0", columns={"costs": "costs"}, quiet=True)
     with pytest.raises(UserError, match=r"columns\.rewards is for file: datasets"):
         load("minari:test/costs-v0", columns={"rewards": "cost"}, quiet=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_discrete_observations_and_parts_are_one_hot_as_the_simulators_make_them(store):
+    spaces = gymnasium.spaces
+    space = spaces.Dict({"speed": box(2), "gear": spaces.Discrete(3, start=1), "at": spaces.Tuple([box(1), box(1)])})
+    observed = {
+        "speed": np.arange(8, dtype=np.float32).reshape(4, 2) / 8,
+        "gear": np.array([1, 3, 2, 1]),
+        "at": tuple(np.full((4, 1), value, np.float32) for value in (0.5, 0.25)),
+    }
+    minari_dataset("test/parts-v0", space, box(2), [buffer(observed, actions_of(3), False)])
+    data = load("minari:test/parts-v0", quiet=True)
+    assert data.observation_layout == ("at/0[1]", "at/1[1]", "gear[3]", "speed[2]")
+    one = {"speed": observed["speed"][1], "gear": 3, "at": (np.array([0.5]), np.array([0.25]))}
+    np.testing.assert_array_equal(data.observations[1], flatten_observation(one, space))
+    assert data.observations[1, 2:5].tolist() == [0, 0, 1]
+    minari_dataset("test/state-v0", spaces.Discrete(5), box(2), [buffer(np.array([0, 4, 2]), actions_of(2), False)])
+    assert load("minari:test/state-v0", quiet=True).observations.argmax(axis=1).tolist() == [0, 4, 2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minari_images_stay_bytes_and_other_arrays_of_three_axes_are_refused(store):
+    images = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
+    space = gymnasium.spaces.Box(0, 255, (6, 5, 3), np.uint8)
+    minari_dataset("test/images-v0", space, box(2), [buffer(images, actions_of(3), False)])
+    data = load("minari:test/images-v0", quiet=True)
+    assert data.observations.dtype == np.uint8
+    np.testing.assert_array_equal(data.observations, images)
+    both = gymnasium.spaces.Dict({"image": space, "speed": box(1)})
+    observed = {"image": images, "speed": np.zeros((4, 1), np.float32)}
+    minari_dataset("test/both-v0", both, box(2), [buffer(observed, actions_of(3), False)])
+    with pytest.raises(UserError, match=r"observations \(6, 5, 3\) of uint8 within others; supported are vectors"):
+        load("minari:test/both-v0", quiet=True)
+    floats = gymnasium.spaces.Box(0, 1, (6, 5, 3), np.float32)
+    minari_dataset("test/floats-v0", floats, box(2), [buffer(images / np.float32(255), actions_of(3), False)])
+    with pytest.raises(UserError, match=r"observations \(6, 5, 3\) of float32; supported are vectors"):
+        load("minari:test/floats-v0", quiet=True)

@@ -325,7 +325,7 @@ def check_variation(episodes: Episodes) -> None:
 def check_environment(dataset: Dataset, spaces: Any, env_id: str | None = None) -> tuple[str, ...]:
     """Compares a dataset with `playing.simulators.spaces(...)`, a room above this one.
 
-    Raises `UserError` where kinds or sizes differ; returns warnings (another action box).
+    Raises `UserError` where kinds or sizes differ; returns warnings (another action box, other parts).
     """
     low, high = spaces.action_low, spaces.action_high
     environment = env_id or dataset.env_id or "the environment"
@@ -339,12 +339,18 @@ def check_environment(dataset: Dataset, spaces: Any, env_id: str | None = None) 
     ):
         if mine != theirs:
             raise UserError(f"{dataset.name} has {what} of {mine}, but those of {environment} have {theirs}")
-    if not (np.allclose(dataset.action_low, low, atol=1e-5) and np.allclose(dataset.action_high, high, atol=1e-5)):
-        return (
-            f"the action box of {dataset.name} is {_numbers(dataset.action_low)} to {_numbers(dataset.action_high)}, "
-            f"that of {environment} is {_numbers(low)} to {_numbers(high)}",
+    warnings = []
+    if dataset.observation_layout and dataset.observation_layout != spaces.observation_layout:
+        warnings.append(
+            f"the observations of {dataset.name} are {', '.join(dataset.observation_layout)}, those of {environment} "
+            f"{', '.join(spaces.observation_layout) or 'have no parts'}"
         )
-    return ()
+    if not (np.allclose(dataset.action_low, low, atol=1e-5) and np.allclose(dataset.action_high, high, atol=1e-5)):
+        warnings.append(
+            f"the action box of {dataset.name} is {_numbers(dataset.action_low)} to {_numbers(dataset.action_high)}, "
+            f"that of {environment} is {_numbers(low)} to {_numbers(high)}"
+        )
+    return tuple(warnings)
 
 
 def _place(episodes: Episodes, row: int) -> str:

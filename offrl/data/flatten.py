@@ -1,12 +1,13 @@
-"""Dict observations as one vector: the rule shared by the dataset sources and the simulators.
+"""Observations of several parts as one vector: the rule shared by the dataset sources and the simulators.
 
 Keys are taken in sorted order, nested dicts likewise, tuples in their own order, and every array is unrolled in C
 order. A goal-conditioned observation is therefore `achieved_goal, desired_goal, observation`. A part that is one of n
-things (Gymnasium's Discrete) becomes a one-hot vector [n].
+things (Gymnasium's Discrete) becomes a one-hot vector [n]. Images are no part of a vector: they stay as they are.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,31 @@ def flatten_observation(observation: Any, space: Any) -> np.ndarray:
     return np.concatenate([_numbers(leaf, part).reshape(-1) for (_, leaf), part in parts])
 
 
+def flatten_observations(observations: Any, space: Any = None) -> np.ndarray:
+    """A batch of observations (every array has a leading axis [rows]) as float32 [rows, observation_dim].
+
+    space: None where it is not known, and no part is discrete.
+    """
+    found = [leaf for _, leaf in _leaves(observations)]
+    parts = [None] * len(found) if space is None else leaves(space)
+    columns = [_numbers(np.asarray(leaf).reshape(len(leaf), -1), part) for leaf, part in zip(found, parts, strict=True)]
+    return np.concatenate(columns, axis=1)
+
+
 def _numbers(observation: Any, space: Any) -> np.ndarray:
     if is_discrete(space):
-        return (np.arange(space.n) == observation - space.start).astype(np.float32)
+        return one_hot_vectors(observation - space.start, space.n)
     return np.asarray(observation, np.float32)
 
 
-def flatten_observations(observations: Any) -> np.ndarray:
-    """A batch of observations (every array has a leading axis [rows]) as float32 [rows, observation_dim]."""
-    leaves = [np.asarray(leaf, np.float32) for _, leaf in _leaves(observations)]
-    return np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+def one_hot_vectors(values: Any, count: int) -> np.ndarray:
+    """Whole numbers from 0 as vectors of `count` zeros and a one, float32: a number, or [rows, 1] to [rows, count]."""
+    return (np.arange(count) == values).astype(np.float32)
 
 
 def flat_dimension(space: Any) -> int:
     """Length of the flattened observation of a Gymnasium space (Box or Discrete, Dict or Tuple of them)."""
-    return sum(int(part.n) if is_discrete(part) else int(np.prod(part.shape)) for part in leaves(space))
+    return sum(_size(part) for part in leaves(space))
 
 
 def leaves(space: Any) -> list[Any]:
@@ -45,9 +56,31 @@ def is_discrete(space: Any) -> bool:
     return hasattr(space, "n") and space.shape == ()
 
 
+def is_image(space: Any) -> bool:
+    """Whether observations are images: bytes [height, width, channels]."""
+    return getattr(space, "dtype", None) == np.uint8 and len(space.shape) == 3
+
+
 def flat_layout(tree: Any) -> tuple[str, ...]:
     """What stands where in a flattened space or observation, e.g. ("achieved_goal[2]", "observation[4]")."""
-    return tuple(f"{name or 'observation'}[{int(np.prod(np.shape(leaf)))}]" for name, leaf in _leaves(tree))
+    return tuple(f"{name or 'observation'}[{_size(leaf)}]" for name, leaf in _leaves(tree))
+
+
+def space_of(description: dict[str, Any]) -> Any:
+    """A space of Box, Discrete, Dict and Tuple, as Minari describes it in JSON, for the functions here."""
+    parts = description.get("subspaces")
+    if isinstance(parts, dict):
+        return {key: space_of(part) for key, part in parts.items()}
+    if parts is not None:
+        return [space_of(part) for part in parts]
+    if description["type"] == "Discrete":
+        return SimpleNamespace(shape=(), n=int(description["n"]), start=int(description.get("start", 0)))
+    return SimpleNamespace(shape=tuple(description["shape"]), dtype=np.dtype(description["dtype"]))
+
+
+def _size(leaf: Any) -> int:
+    """Numbers in a leaf of a flattened space or observation."""
+    return int(leaf.n) if is_discrete(leaf) else int(np.prod(getattr(leaf, "shape", ())))
 
 
 def _leaves(tree: Any, name: str = "") -> list[tuple[str, Any]]:

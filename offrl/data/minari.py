@@ -20,7 +20,7 @@ import numpy as np
 from offrl.data.dataset import Reference
 from offrl.data.episodes import Episodes, from_rows
 from offrl.data.files import Columns, extra, names
-from offrl.data.flatten import flat_layout, flatten_observations
+from offrl.data.flatten import flat_layout, flatten_observations, is_image, space_of
 from offrl.errors import UserError, nearest
 
 Episode = dict[str, Any]
@@ -51,8 +51,9 @@ def read(dataset_id: str, name: str | None = None, columns: Columns | None = Non
     """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to ask.
 
     columns: infos to have besides, e.g. {"costs": "cost"}, as `Episodes.extra`; those of the step, not of the reset.
-    Dict observations are flattened as in `offrl.data.flatten`. Raises `UserError` for spaces that are not
-    supported, a dataset that is neither local nor to be downloaded, and files that cannot be read.
+    Observations of several parts are flattened, and discrete ones made one-hot, as in `offrl.data.flatten`. Raises
+    `UserError` for spaces that are not supported, a dataset that is neither local nor to be downloaded, and files that
+    cannot be read.
     """
     name = name or f"minari:{dataset_id}"
     folder = store() / local_id(dataset_id) / "data"
@@ -67,8 +68,10 @@ def read(dataset_id: str, name: str | None = None, columns: Columns | None = Non
     env_spec = json.loads(metadata["env_spec"]) if metadata.get("env_spec") else {}
     spaces = {key: _space(name, key, metadata, env_spec) for key in ("observation_space", "action_space")}
     action_low, action_high = _action_box(name, spaces["action_space"])
-    if spaces["observation_space"] is not None:
-        _check_observation_space(name, spaces["observation_space"])
+    observation_space = None
+    if (described := spaces["observation_space"]) is not None:
+        _check_observation_space(name, described)
+        observation_space = space_of(described)
 
     if metadata.get("data_format", "hdf5") == "hdf5":
         path = folder / "main_data.hdf5"
@@ -88,7 +91,7 @@ def read(dataset_id: str, name: str | None = None, columns: Columns | None = Non
         raise UserError(f"{name} is empty: {folder} holds no episode")
 
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
-    episodes = _assemble(name, parts)
+    episodes = _assemble(name, parts, observation_space)
     episodes.extra = _extra(name, parts, columns or {}, episodes.lengths)
     episodes.action_low, episodes.action_high = action_low, action_high
     episodes.env_id = env_spec.get("id")
@@ -98,8 +101,9 @@ def read(dataset_id: str, name: str | None = None, columns: Columns | None = Non
         episodes.reference = Reference(
             float(low), float(high), f"ref_min_score and ref_max_score of Minari's {local_id(dataset_id)}"
         )
-    if isinstance(parts[0]["observations"], dict):
-        episodes.observation_layout = flat_layout(_first_row(parts[0]["observations"]))
+    if isinstance(parts[0]["observations"], (dict, list, tuple)):
+        whole = _first_row(parts[0]["observations"]) if observation_space is None else observation_space
+        episodes.observation_layout = flat_layout(whole)
     return episodes
 
 
@@ -154,17 +158,22 @@ def _action_box(name: str, space: dict[str, Any]) -> tuple[np.ndarray, np.ndarra
     return low.copy(), high.copy()
 
 
-def _check_observation_space(name: str, space: dict[str, Any]) -> None:
+def _check_observation_space(name: str, space: dict[str, Any], within: bool = False) -> None:
     parts = space.get("subspaces")
     if parts is not None:
         for part in parts.values() if isinstance(parts, dict) else parts:
-            _check_observation_space(name, part)
-    elif space["type"] != "Box":
+            _check_observation_space(name, part, within=True)
+    elif space["type"] not in ("Box", "Discrete"):
         raise UserError(
-            f"{name} has observations of the space {space['type']}; only Box and Dict or Tuple of Box are supported"
+            f"{name} has observations of the space {space['type']}; supported are Box and Discrete, and Dict or Tuple "
+            "of them"
         )
-    elif len(space["shape"]) > 2:
-        raise UserError(f"{name} has image observations {tuple(space['shape'])}, which are not supported")
+    elif space["type"] == "Box" and len(space["shape"]) > 2 and (within or not is_image(space_of(space))):
+        where = " within others" if within else ""
+        raise UserError(
+            f"{name} has observations {tuple(space['shape'])} of {space['dtype']}{where}; supported are vectors, and "
+            "on their own images of uint8 (height, width, channels)"
+        )
 
 
 def _hdf5_episodes(name: str, path: Path, count: int, infos: Sequence[str]) -> Iterator[Episode]:
@@ -190,10 +199,13 @@ def _hdf5_episodes(name: str, path: Path, count: int, infos: Sequence[str]) -> I
 
 
 def _read(group: Any, key: str) -> Any:
-    """A dataset as an array, a group as a dict of them; through h5py's low level, for speed."""
+    """A dataset as an array, a group as a dict of them, a tuple's as a list; through h5py's low level, for speed."""
     node = h5py.h5o.open(group, key.encode())
     if isinstance(node, h5py.h5g.GroupID):
-        return {child.decode(): _read(node, child.decode()) for child in node}
+        children = [child.decode() for child in node]
+        if all(child.startswith("_index_") for child in children):
+            return [_read(node, f"_index_{index}") for index in range(len(children))]
+        return {child: _read(node, child) for child in children}
     values = np.empty(node.shape, node.dtype)
     if values.size:
         node.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
@@ -232,10 +244,12 @@ def _of_steps(part: Episode, info: Any) -> np.ndarray:
     return np.asarray(info)[-len(part["rewards"]) :]
 
 
-def _assemble(name: str, parts: list[Episode]) -> Episodes:
+def _assemble(name: str, parts: list[Episode], observation_space: Any) -> Episodes:
     observations: list[np.ndarray] = []
     for index, part in enumerate(parts):
-        block = flatten_observations(part["observations"])
+        block = part["observations"]
+        if not is_image(observation_space):
+            block = flatten_observations(block, observation_space)
         sizes = {key: len(part[key]) for key in ("actions", "rewards", "terminations", "truncations")}
         if len(set(sizes.values())) > 1 or len(block) != sizes["actions"] + 1:
             raise UserError(
@@ -243,10 +257,10 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
                 + ", ".join(f"{size} {key}" for key, size in sizes.items())
                 + "; observations must be one more than all others"
             )
-        if observations and block.shape[1] != observations[0].shape[1]:
+        if observations and block.shape[1:] != observations[0].shape[1:]:
             raise UserError(
-                f"{name}: episode {index} has observations of size {block.shape[1]}, episode 0 of "
-                f"{observations[0].shape[1]}"
+                f"{name}: episode {index} has observations of size {block.shape[1:]}, episode 0 of "
+                f"{observations[0].shape[1:]}"
             )
         observations.append(block)
     lengths = np.array([len(part["rewards"]) for part in parts], np.int64)
@@ -304,6 +318,8 @@ def _assemble(name: str, parts: list[Episode]) -> Episodes:
 def _first_row(observations: Any) -> Any:
     if isinstance(observations, dict):
         return {key: _first_row(value) for key, value in observations.items()}
+    if isinstance(observations, (list, tuple)):
+        return [_first_row(value) for value in observations]
     return observations[0]
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offrl.data.flatten import flat_dimension, flatten_observation, is_discrete, leaves
+from offrl.data.flatten import flat_dimension, flat_layout, flatten_observation, is_discrete, is_image, leaves
 from offrl.data.transforms import Transform, actions_from_unit_box
 from offrl.devices import cores
 from offrl.errors import UserError
@@ -51,6 +51,8 @@ class Spaces(NamedTuple):
     """Actions are 0 to n - 1, each as a vector of one number."""
     observation_shape: tuple[int, ...] = ()
     """(H, W, C) where observations are images, uint8; empty where they are vectors, float32."""
+    observation_layout: tuple[str, ...] = ()
+    """Where observations have several parts, what stands where in the vector of them: see `Dataset`."""
 
     @property
     def action_dim(self) -> int:
@@ -131,17 +133,13 @@ def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:
             observation_dim=flat_dimension(observations),
             discrete=isinstance(actions, Discrete),
             observation_shape=observations.shape if images else (),
+            observation_layout=flat_layout(observations) if hasattr(observations, "spaces") else (),
             action_low=box.low.astype(np.float32).ravel(),
             action_high=box.high.astype(np.float32).ravel(),
             max_steps=environment.spec.max_episode_steps,
         )
     finally:
         environment.close()
-
-
-def is_image(space: Any) -> bool:
-    """Whether observations are images, as the data has them: bytes [height, width, channels]."""
-    return getattr(space, "dtype", None) == np.uint8 and len(space.shape) == 3
 
 
 def one_line(space: Any) -> str:

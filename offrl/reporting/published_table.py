@@ -78,7 +78,8 @@ def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -
             continue
         headings, rows = wide(comparison, kind)
         lines += ["", f"## {title.capitalize()}", ""]
-        lines += [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
+        table = [[text.replace("|", r"\|") for text in cells] for cells in (headings, ["---"] * len(headings), *rows)]
+        lines += [f"| {' | '.join(cells)} |" for cells in table]
     if empty := empty_cells(comparison):
         lines += ["", "Empty cells:", "", *[f"- {line}" for line in empty]]
     if messages:

@@ -16,9 +16,10 @@ import pandas as pd
 import pytest
 from test_data_checks import found, log, save
 
-from offrl.data import Dataset, load
+from offrl.data import Dataset, check_environment, load
 from offrl.data.flatten import flatten_observation
 from offrl.errors import UserError
+from offrl.playing.simulators import spaces
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 BOX = {"action_low": -1, "action_high": 1, "quiet": True}
@@ -561,3 +562,70 @@ def test_minari_images_stay_bytes_and_other_arrays_of_three_axes_are_refused(sto
     minari_dataset("test/floats-v0", floats, box(2), [buffer(images / np.float32(255), actions_of(3), False)])
     with pytest.raises(UserError, match=r"observations \(6, 5, 3\) of float32; supported are vectors"):
         load("minari:test/floats-v0", quiet=True)
+
+
+@pytest.mark.parametrize("source", ["npz", "hdf5", "parquet"])
+def test_observations_of_several_parts_in_a_file_are_one_vector_sorted_by_name(tmp_path, source):
+    arrays = log()
+    whole = {key: arrays.pop(key) for key in ("observations", "next_observations")}
+    for key, values in whole.items():
+        arrays |= {f"{key}/speed": values[:, 1], f"{key}/at/place": values[:, :1], f"{key}/at/side": values * 3}
+    names = {"npz": save(tmp_path, arrays)}
+    write_hdf5(tmp_path / "log.hdf5", arrays)
+    pd.DataFrame({key: list(value) for key, value in arrays.items()}).to_parquet(tmp_path / "log.parquet")
+    data = load(names.get(source, f"file:{tmp_path / 'log'}.{source}"), **BOX)
+    assert data.observation_layout == ("at/place[1]", "at/side[2]", "speed[1]")
+    expected = np.column_stack([whole["observations"][:, 0], whole["observations"] * 3, whole["observations"][:, 1]])
+    np.testing.assert_array_equal(data.transitions().observations, expected.astype(np.float32))
+    assert data.final_observation_known.all()
+    renamed = {key.replace("observations/", "look/"): value for key, value in arrays.items() if "next" not in key}
+    again = load(save(tmp_path, renamed), columns={"observations": "look"}, **BOX)
+    np.testing.assert_array_equal(again.transitions().observations, expected[[0, 1, 2, 3, 4, 5]].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"next_observations/speed": None},
+            r"observations are place\[1\], speed\[1\], but next_observations place\[1\]",
+        ),
+        ({"observations/speed": np.zeros(3)}, r"the parts of observations differ in their rows \(place 7, speed 3\)"),
+        ({"observations/speed": np.array(["a"] * 7)}, "observations/speed is of type <U1, not numbers"),
+    ],
+)
+def test_parts_of_observations_that_do_not_fit_together_are_refused(tmp_path, changes, message):
+    arrays = log(observations=None, next_observations=None)
+    for key in ("observations", "next_observations"):
+        arrays |= {f"{key}/speed": np.zeros(7), f"{key}/place": np.arange(7.0)}
+    arrays = {key: value for key, value in (arrays | changes).items() if value is not None}
+    with pytest.raises(UserError, match=message):
+        load(save(tmp_path, arrays), **BOX)
+
+
+def test_whole_numbered_observations_are_states_one_hot(tmp_path):
+    states, following = np.array([0, 3, 1, 2, 2, 0, 1]), np.array([3, 1, 2, 1, 0, 1, 3])
+    name = save(tmp_path, log(observations=states, next_observations=following))
+    data = load(name, **BOX)
+    assert found(data, "taken as one of the 4 states that the data hold")
+    np.testing.assert_array_equal(data.transitions().observations, np.eye(4, dtype=np.float32)[states])
+    np.testing.assert_array_equal(data.transitions().next_observations, np.eye(4, dtype=np.float32)[following])
+    more = load(name, observation_dim=6, **BOX)
+    assert more.observation_dim == 6
+    assert not found(more, "taken as one of")
+    assert load(name, observation_dim=1, **BOX).transitions().observations[:, 0].tolist() == states.tolist()
+    with pytest.raises(UserError, match="states from 0 to 2, but there is 3"):
+        load(name, observation_dim=3, **BOX)
+    numbers = load(save(tmp_path, log(observations=states - 1, next_observations=following - 1)), **BOX)
+    assert numbers.observation_dim == 1  # below 0 there are no states
+    with pytest.raises(UserError, match=r"1000000001 states one-hot would take .* GB; store quantities as floating"):
+        load(save(tmp_path, log(observations=states, next_observations=following * 0 + 10**9)), **BOX)
+
+
+def test_the_environment_knows_how_many_states_there_are(tmp_path):
+    arrays = log(
+        observations=np.array([0, 3, 1, 2, 2, 0, 1]), next_observations=None, actions=np.array([0, 1] * 3 + [1])
+    )
+    data = load(save(tmp_path, arrays), env_id="FrozenLake-v1", quiet=True)
+    assert (data.observation_dim, data.action_dim, data.time_limit) == (16, 4, 100)
+    assert check_environment(data, spaces("FrozenLake-v1", {})) == ()

@@ -405,10 +405,12 @@ def test_what_cannot_be_scored_is_refused(run, dataset, arguments, message):
 
 
 def test_another_environment_is_not_normalised_and_another_action_box_is_told(run, pool, capsys):
-    change(run, env_id=None, action_high=[1.0, 2.0])
+    change(run, env_id=None, action_high=[1.0, 2.0], observation_layout=["angle[1]", "speed[1]"])
     rows = evaluate_run(run, env=ENV, episodes=1)
     assert rows["normalized_score"].isna().all()
-    assert "action box" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "action box" in said
+    assert "are angle[1], speed[1], those of" in said
     console = Console(record=True, width=160)
     summarize(run, rows, console)
     assert "nothing is normalized" in console.export_text()

@@ -11,6 +11,7 @@ from offrl.data.dataset import Dataset
 from offrl.data.episodes import Episodes, differ
 from offrl.errors import UserError
 
+STATES_BYTES = 16e9  # of states as one-hot vectors, at most
 BOX_TOLERANCE = 1e-4  # share of the box by which an action may lie outside through rounding
 
 
@@ -25,6 +26,7 @@ def check(
     if time_limit is not None:
         episodes.time_limit = time_limit
     check_shapes(episodes)
+    check_states(episodes)
     check_finite(episodes)
     check_actions(episodes, clip_actions)
     check_ends(episodes)
@@ -77,6 +79,32 @@ def check_shapes(episodes: Episodes) -> None:
             raise UserError(
                 f"{episodes.name}: {column} has {rows} rows, but {count} episodes of {steps} steps need {expected}"
             )
+
+
+def check_states(episodes: Episodes) -> None:
+    """Makes one-hot vectors of states, refuses what lies outside. Where the source has no number, the data give it."""
+    states, count = episodes.observations, episodes.observation_count
+    if states.dtype.kind != "i":
+        return
+    if count == 1:
+        episodes.observations = states.astype(np.float32)
+        return
+    remedy = "store quantities as floating-point numbers"
+    if count is None:
+        count = int(states.max()) + 1
+        episodes.warnings.append(
+            f"observations are whole numbers and taken as one of the {count} states that the data hold, one-hot; name "
+            f"the environment (env_id) where there are more, or {remedy}"
+        )
+    if states.max() >= count:
+        raise UserError(f"{episodes.name}: observations are states from 0 to {count - 1}, but there is {states.max()}")
+    if len(states) * count * 4 > STATES_BYTES:
+        raise UserError(
+            f"{episodes.name}: observations are whole numbers, and {count} states one-hot would take "
+            f"{len(states) * count * 4 / 1e9:.0f} GB; {remedy}"
+        )
+    episodes.observations = np.zeros((len(states), count), np.float32)
+    episodes.observations[np.arange(len(states)), states[:, 0]] = 1
 
 
 def check_finite(episodes: Episodes) -> None:

@@ -13,7 +13,11 @@ from offrl.errors import UserError
 
 @dataclass
 class Episodes:
-    """Unchecked episodes, arrays as in `Dataset` (length + 1 observations per episode); the checks may change them."""
+    """Unchecked episodes, arrays as in `Dataset` (length + 1 observations per episode); the checks may change them.
+
+    Observations of int32 [.., 1] are states counted from 0; observation_count: how many there are, or None. They become
+    one-hot vectors, or where that is 1 a number.
+    """
 
     name: str
     observations: np.ndarray
@@ -32,6 +36,7 @@ class Episodes:
     successes: np.ndarray | None = None
     extra: dict[str, np.ndarray] = field(default_factory=dict)
     observation_layout: tuple[str, ...] = ()
+    observation_count: int | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -72,6 +77,8 @@ def from_rows(
     observations, actions = as_observations(name, "observations", observations), as_actions(name, actions)
     if next_observations is not None:
         next_observations = as_observations(name, "next_observations", next_observations)
+        if next_observations.dtype != observations.dtype:
+            observations, next_observations = observations.astype(np.float32), next_observations.astype(np.float32)
         if next_observations.shape != observations.shape:
             raise UserError(
                 f"{name}: next_observations has {_size(next_observations)} columns but observations has "
@@ -110,7 +117,7 @@ def from_rows(
     end_rows = np.flatnonzero(last)
     lengths = np.diff(end_rows, prepend=-1)
     count = len(end_rows)
-    blocks = np.empty((rows + count, *observations.shape[1:]), np.uint8 if observations.ndim > 2 else np.float32)
+    blocks = np.empty((rows + count, *observations.shape[1:]), observations.dtype)
     blocks[np.arange(rows) + np.repeat(np.arange(count), lengths)] = observations
     final = end_rows + np.arange(count) + 1
     blocks[final] = observations[end_rows] if next_observations is None else next_observations[end_rows]
@@ -152,9 +159,13 @@ def as_extra(name: str, key: str, values: np.ndarray, lengths: np.ndarray) -> np
 
 
 def as_observations(name: str, column: str, values: np.ndarray) -> np.ndarray:
-    """Vectors [rows, dim], or images uint8 [rows, H, W, C]."""
+    """Vectors, float32 [rows, dim], images, uint8 [rows, H, W, C], or states, whole numbers from 0, int32 [rows, 1]."""
     values = np.asarray(values)
-    return values if values.ndim == 4 and values.dtype == np.uint8 else as_matrix(name, column, values)
+    if values.ndim == 4 and values.dtype == np.uint8:
+        return values
+    values = as_matrix(name, column, values)
+    states = values.dtype.kind in "iu" and values.shape[1] == 1 and (values >= 0).all()
+    return values.astype(np.int32 if states else np.float32)
 
 
 def as_actions(name: str, values: np.ndarray) -> np.ndarray:

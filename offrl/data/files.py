@@ -7,10 +7,11 @@ import re
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from offrl.data.episodes import Episodes, as_extra, as_vector, from_rows
+from offrl.data.episodes import Episodes, as_extra, as_matrix, as_vector, from_rows
 from offrl.errors import UserError, nearest
 
 # What a column may be called where `columns` does not say it; the first that is there is taken.
@@ -38,7 +39,8 @@ def read(path: str | Path, name: str | None = None, columns: Columns | None = No
 
     columns: {"observations": "s", "actions": ["torque", "brake"], ...} names the columns that are called otherwise than
     usual (`ALIASES`); a list joins several columns. Other keys, such as {"costs": "cost"}, are columns to have besides,
-    as `Episodes.extra`. In tables a vector is a column of lists or the columns NAME_0, NAME_1, ...
+    as `Episodes.extra`. In tables a vector is a column of lists or the columns NAME_0, NAME_1, ... Observations of
+    several parts, in an HDF5 group or under names such as observations/position, are one vector, sorted by name.
     """
     path = Path(path).expanduser()
     name = name or f"file:{path}"
@@ -56,6 +58,12 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
                 f"{name} has no column for {key} (looked for {', '.join(ALIASES[key])}); it has "
                 f"{', '.join(arrays) or 'none'}: name it with columns.{key}=..."
             )
+    layouts = {key: _flatten_parts(name, key, found) for key in ("observations", "next_observations")}
+    if found["next_observations"] is not None and layouts["next_observations"] != layouts["observations"]:
+        raise UserError(
+            f"{name}: observations are {', '.join(layouts['observations']) or 'one array'}, but next_observations "
+            f"{', '.join(layouts['next_observations']) or 'one array'}; they must be alike"
+        )
     observations, actions, rewards = found["observations"], found["actions"], found["rewards"]
     assert observations is not None
     assert actions is not None
@@ -86,13 +94,26 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
         ends,
         found["successes"],
     )
+    result.observation_layout = layouts["observations"]
     result.extra = extra(name, arrays, columns, result.lengths)
     if found["terminations"] is None:
         result.warnings.insert(0, "no column marks terminations: every episode is taken to end by a time limit")
     return result
 
 
-def _column(name: str, arrays: Arrays, key: str, asked: str | list[str] | None) -> np.ndarray | None:
+def _flatten_parts(name: str, key: str, found: dict[str, Any]) -> tuple[str, ...]:
+    """Makes one array of observations in several parts; returns what stands where, nothing for a single array."""
+    if not isinstance(found[key], dict):
+        return ()
+    parts = {part: as_matrix(name, f"{key}/{part}", values) for part, values in found[key].items()}
+    if len({len(values) for values in parts.values()}) > 1:
+        rows = ", ".join(f"{part} {len(values)}" for part, values in parts.items())
+        raise UserError(f"{name}: the parts of {key} differ in their rows ({rows})")
+    found[key] = np.concatenate([values.astype(np.float32) for values in parts.values()], axis=1)
+    return tuple(f"{part}[{values.shape[1]}]" for part, values in parts.items())
+
+
+def _column(name: str, arrays: Arrays, key: str, asked: str | list[str] | None) -> Any:
     if asked is None:
         candidates = (_named(arrays, alias) for alias in ALIASES[key])
         return next((values for values in candidates if values is not None), None)
@@ -121,7 +142,7 @@ def extra(name: str, arrays: Arrays, columns: Columns, lengths: np.ndarray) -> d
     return {key: as_extra(name, key, _asked(name, arrays, key, asked), lengths) for key, asked in own.items()}
 
 
-def _asked(name: str, arrays: Arrays, key: str, asked: str | list[str]) -> np.ndarray:
+def _asked(name: str, arrays: Arrays, key: str, asked: str | list[str]) -> Any:
     parts = []
     for column in [asked] if isinstance(asked, str) else asked:
         values = _named(arrays, column)
@@ -130,13 +151,15 @@ def _asked(name: str, arrays: Arrays, key: str, asked: str | list[str]) -> np.nd
         parts.append(values)
     if len(parts) == 1 and isinstance(asked, str):
         return parts[0]
-    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+    return np.concatenate([as_matrix(name, f"columns.{key}", part) for part in parts], axis=1)
 
 
-def _named(arrays: Arrays, column: str) -> np.ndarray | None:
-    """The array of that name, or the columns NAME_0, NAME_1, ... joined."""
+def _named(arrays: Arrays, column: str) -> Any:
+    """The array of that name, the columns NAME_0, NAME_1, ... joined, or the arrays NAME/PART by their sorted parts."""
     if column in arrays:
         return arrays[column]
+    if parts := [key for key in arrays if key.startswith(f"{column}/")]:
+        return {key.removeprefix(f"{column}/"): arrays[key] for key in sorted(parts, key=lambda key: key.split("/"))}
     numbered = {int(match[1]): key for key in arrays if (match := re.fullmatch(re.escape(column) + r"[_.](\d+)", key))}
     if not numbered or sorted(numbered) != list(range(len(numbered))):
         return None
@@ -169,7 +192,7 @@ def _ends(name: str, found: dict[str, np.ndarray | None], rows: int) -> np.ndarr
 
 
 def read_arrays(path: Path, name: str, wanted: Collection[str] = ()) -> Arrays:
-    """The arrays of a file by name; nested HDF5 names (infos/qpos) are read only where `wanted`.
+    """The arrays of a file by name; nested HDF5 names (infos/qpos) only where they, or their group, are `wanted`.
 
     Raises `UserError` where the file is missing, empty or damaged.
     """
@@ -209,7 +232,8 @@ def _read_hdf5(path: Path, name: str, wanted: Collection[str]) -> Arrays:
     arrays: Arrays = {}
 
     def visit(key: str, node: object) -> None:
-        if isinstance(node, h5py.Dataset) and node.dtype.kind in "fiub" and ("/" not in key or key in wanted):
+        groups = {key[:place] for place in range(len(key)) if key[place] == "/"}
+        if isinstance(node, h5py.Dataset) and node.dtype.kind in "fiub" and (not groups or {key, *groups} & {*wanted}):
             arrays[key] = node[()]
 
     with h5py.File(path, "r") as file:

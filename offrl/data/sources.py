@@ -34,6 +34,7 @@ def load(
     steps: int | None = None,
     action_low: float | Sequence[float] | None = None,
     action_high: float | Sequence[float] | None = None,
+    observation_dim: int | None = None,
     at_hand: bool = False,
     quiet: bool = False,
 ) -> Dataset:
@@ -52,6 +53,8 @@ def load(
     steps: for `builtin:`, how many steps are rolled out at first use.
     action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of
       action_low, action_high and time_limit given no environment is opened to learn them.
+    observation_dim: numbers in an observation, where a file has whole numbers: so many states, one-hot, or 1 number.
+      Known for named environments.
     at_hand: only what lies on this machine: nothing is rolled out or downloaded, and no environment is opened.
     quiet: do not print the warnings (they are in `Dataset.warnings`).
 
@@ -81,6 +84,7 @@ def load(
         episodes.action_low = np.asarray(action_low, np.float32)
     if action_high is not None:
         episodes.action_high = np.asarray(action_high, np.float32)
+    episodes.observation_count = observation_dim
     if not at_hand:
         _complete(episodes, time_limit)
     episodes.reference = episodes.reference or d4rl.environment_reference(episodes.env_id)
@@ -133,15 +137,18 @@ def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int
 
 
 def _complete(episodes: Episodes, time_limit: int | None) -> None:
-    """Fills in the time limit and the action box from the environment where it is named and they are not known."""
+    """Fills in from the environment, where it is named, what is not known: time limit, action box, number of states."""
     needs_box = episodes.action_low is None or episodes.action_high is None
     needs_limit = episodes.time_limit is None and time_limit is None
-    if episodes.env_id is None or not (needs_box or needs_limit):
+    needs_count = episodes.observation_count is None and episodes.observations.dtype.kind == "i"
+    if episodes.env_id is None or not (needs_box or needs_limit or needs_count):
         return
     from offrl.playing.simulators import spaces
 
     environment = spaces(episodes.env_id, episodes.env_kwargs)
     if needs_limit:
         episodes.time_limit = environment.max_steps
+    if needs_count:
+        episodes.observation_count = environment.observation_dim
     if needs_box:
         episodes.action_low, episodes.action_high = environment.action_low, environment.action_high

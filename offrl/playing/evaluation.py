@@ -182,7 +182,7 @@ def plan_checkpoints(run: Run, checkpoints: str | Sequence[int], console: Consol
 
 
 def check_spaces(run: Run, simulators: Simulators, console: Console) -> None:
-    """Refuse an environment whose spaces are not those of the data; tell of another action box."""
+    """Refuse an environment whose spaces are not those of the data; tell of another action box, and of other parts."""
     dataset, spaces = run.info["dataset"], simulators.spaces
     for what, size, found in zip(("observations", "actions"), sizes(run.spec), sizes(spaces), strict=True):
         if size != found:
@@ -196,6 +196,12 @@ def check_spaces(run: Run, simulators: Simulators, console: Console) -> None:
         console.print(
             f"warning: the action box of {dataset['name']} is not that of {simulators.env_id}: "
             f"actions are in the data's units, clipped to the environment's box"
+        )
+    layout = tuple(dataset.get("observation_layout", ()))
+    if layout and layout != spaces.observation_layout:
+        console.print(
+            f"warning: the observations of {dataset['name']} are {', '.join(layout)}, those of {simulators.env_id} "
+            f"{', '.join(spaces.observation_layout) or 'have no parts'}"
         )
 
 

@@ -175,6 +175,7 @@ def at_hand(run: Run) -> Dataset | None:
             time_limit=facts.get("time_limit"),
             action_low=facts["action_low"],
             action_high=facts["action_high"],
+            observation_dim=run.info["spec"]["observation_dim"],
             at_hand=True,
             quiet=True,
         )

@@ -34,6 +34,7 @@ def describe(
         else {"random": reference.random, "expert": reference.expert, "source": reference.source},
         "action_low": dataset.action_low.tolist(),
         "action_high": dataset.action_high.tolist(),
+        "observation_layout": list(dataset.observation_layout),
         "transforms": list(train.transforms),
         "returns": {
             "mean": float(dataset.returns.mean()),

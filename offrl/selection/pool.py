@@ -371,6 +371,7 @@ def load_dataset(run: Run) -> Dataset:
             steps=options["steps"],
             action_low=described["action_low"],
             action_high=described["action_high"],
+            observation_dim=run.info["spec"]["observation_dim"],
             time_limit=described.get("time_limit"),
             at_hand=True,
             quiet=True,

@@ -1,4 +1,4 @@
-"""How the commands that look at runs read their arguments: RUN... KEY=VALUE... --json."""
+"""How the commands that read runs parse their arguments: RUN... KEY=VALUE... --json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from offrl.errors import UserError, nearest
 from offrl.runs.trust import trust_runs
 
-TRUST = {"trust": "true: execute what run.json names: an algorithm file, an environment's module (default: false)"}
+TRUST = {"trust": "true: execute code that run.json names (algorithm file, environment module); default: false"}
 
 
 class Arguments(NamedTuple):
@@ -31,7 +31,7 @@ def parse(
 ) -> Arguments:
     """Paths, the options that were given (as text), and whether JSON is wanted. `--help` prints all of it.
 
-    `trust=true`, which every one of these commands takes, is put into effect here.
+    `trust=true`, which each of these commands accepts, takes effect here.
 
     Raises:
         UserError: an unknown option, or no path.

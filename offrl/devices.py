@@ -12,25 +12,25 @@ def cores() -> int:
 
 
 def cache_directory() -> Path:
-    """Where offrl keeps what it can make again: $OFFRL_CACHE, or ~/.cache/offrl."""
+    """Where offrl keeps what it can make or download again: $OFFRL_CACHE, or ~/.cache/offrl."""
     return Path(os.environ.get("OFFRL_CACHE") or Path.home() / ".cache" / "offrl")
 
 
 def set_up() -> None:
-    """One XLA device per CPU core, one thread per device, and compiled programs kept on disk.
+    """One XLA device per CPU core, one thread per device, and a cache of compiled programs on disk.
 
-    A product of two 256-wide matrices gains nothing from a second thread, while a second member on a second core does:
+    Products of 256-wide matrices are no faster with a second thread, but a second core can train a second member, so
     members are spread over these devices (benchmarks/members.py measures it). Has no effect once jax has started.
     """
     flags = {
         "xla_cpu_multi_thread_eigen": "false",
-        # a small loop, such as that of random bits, is compiled to one function: 2 % of an update of TD3+BC, 3 % of BC
+        # compiles a small loop, such as that of random bits, to one function: saves 2 % of TD3+BC's update, 3 % of BC's
         "xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=65536",
     }
     given = os.environ.get("XLA_FLAGS", "")
     added = [f"--{name}={value}" for name, value in flags.items() if name not in given]
     os.environ["XLA_FLAGS"] = " ".join([given, *added]).strip()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's notes on its own cache are not for our users
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's messages about its own cache
     import jax
 
     try:

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one line, no traceback."""
+"""Errors that the user can correct: one line, no traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# what the place is to blame for, not the program
+# errors caused by the place of a file, not by the program
 PLACE = {
     getattr(errno, name)
     for name in (
@@ -32,7 +32,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Gives an error of the system while `path` is written its name, which a full disk's, for one, lacks."""
+    """Adds `path`, which is being written, to errors of the system that lack a file name, such as a full disk's."""
     try:
         yield
     except OSError as error:
@@ -42,10 +42,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def about_place(error: OSError) -> str | None:
-    """The line for the user where the place of a file is to blame, such as a full disk; None for other errors."""
+    """The line for the user if the place of a file caused the error, such as a full disk; None for other errors."""
     if error.errno not in PLACE or error.filename is None:
         return None
-    return f"{os.fsdecode(error.filename)}: {str(error.strerror).lower()}; choose another place, or mend this one"
+    return f"{os.fsdecode(error.filename)}: {str(error.strerror).lower()}; choose another place, or fix this one"
 
 
 def run_command(command: Callable[[], object]) -> None:

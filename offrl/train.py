@@ -1,4 +1,4 @@
-"""python -m offrl.train: compose a run from choices, train its members in one program, and show what they achieved."""
+"""python -m offrl.train: compose a run from options, train its members in one program, and show their scores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     """One run, from its configuration: trained to its end, or continued to it.
 
     Args:
-        config: as Hydra composed it. chosen: the keys that the user set, which published values do not replace.
+        config: as Hydra composed it. chosen: keys that the user set, which published values do not replace.
 
     Raises:
         UserError: something in the configuration or the data is wrong.
@@ -48,14 +48,14 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     check_options(config)
     algorithm = offrl.algorithm.load(config["algo"]["file"] or config["algo"]["name"])
     seeds = configuration.member_seeds(config["seed"], config["seeds"])
-    configuration.member_configs(algorithm, config["algo"], seeds)  # a wrong value is told before the data are made
+    configuration.member_configs(algorithm, config["algo"], seeds)  # reports wrong values before loading data
     dataset, env_id, env_kwargs = load_dataset(config, RECIPES)
     config["dataset"] = dataset.name
     spec = Spec.of(dataset, config["protocol"]["updates"])
     algorithm.check_spaces(spec, dataset.name)
     values, source = take_published(config, chosen)
     if values:
-        print(f"published values for {dataset.name}: {values} ({source}); tuned=false leaves the defaults")
+        print(f"published values for {dataset.name}: {values} ({source}); tuned=false keeps the defaults")
     warnings = list(dataset.warnings)
     if env_id is not None:
         warnings += check_environment(dataset, simulators.spaces(env_id, env_kwargs), env_id)
@@ -90,16 +90,16 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
 
 
 def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame | None, Path | None]:
-    """Score every checkpoint in the run's environment: the table and the picture, or why there are none."""
+    """Score every checkpoint in the run's environment: returns the table and the picture, or prints why not."""
     if protocol["episodes"] == 0:
         return None, None
     if run.info["dataset"]["env_id"] is None:
-        print("no environment: nothing to score the policy in (env=ID names one)")
+        print("no environment to score the policy in (env.id=ID names one)")
         return None, None
     if all(run.last_checkpoint(member) is None for member in range(len(run.members))):
         print("no member has a checkpoint to score", file=sys.stderr)
         return None, None
-    # here: drawing and simulators would delay the first update
+    # imported here: drawing and simulators would delay the first update
     from offrl.playing.evaluation import evaluate_run
     from offrl.reporting.run_scores import summarize
 
@@ -109,7 +109,7 @@ def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame | 
 
 def report_of(run: Run, page: Path) -> dict[str, Any]:
     """The run's report, written to `page`: its scores and pictures."""
-    from offrl.reporting import report  # here: it draws, which would delay the first update
+    from offrl.reporting import report  # imported here: drawing would delay the first update
 
     return report.make([run.path], page)
 

@@ -30,7 +30,7 @@ def test_a_place_that_cannot_be_written_is_one_line(capsys, name):
         raise OSError(code, os.strerror(code), "/somewhere/runs")
 
     line = line_of(capsys, command)
-    assert line == f"error: /somewhere/runs: {os.strerror(code).lower()}; choose another place, or mend this one"
+    assert line == f"error: /somewhere/runs: {os.strerror(code).lower()}; choose another place, or fix this one"
 
 
 def test_other_errors_of_the_system_keep_their_traceback():

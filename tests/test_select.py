@@ -202,7 +202,7 @@ def test_an_average_of_checkpoints_is_one_more_candidate_and_a_run_like_any(pool
         assert not np.allclose(actions[0], actions[1])
     returns = evaluate_run(averaged.path, episodes=2, seed=0, env="tiny_environments:Tiny-v0", workers=1)["return"]
     assert np.isfinite(returns).all()
-    with pytest.raises(UserError, match=r"average=3: at least 2, and .* has 2 checkpoints"):
+    with pytest.raises(UserError, match=r"average=3: must be 2 or more, and .* has 2 policy checkpoints"):
         decision.select(plain, average=3)
 
 

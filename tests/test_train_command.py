@@ -143,7 +143,7 @@ def test_unknown_names_are_refused_in_one_line_with_the_nearest(command, argumen
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("algo.learning_rate=fast", "algo.learning_rate=fast: must be float, as its default 0.1 is"),
+        ("algo.learning_rate=fast", "algo.learning_rate=fast: must be float, like its default 0.1"),
         ("algo.learning_rate=[0.1,fast]", "algo.learning_rate=fast: must be float"),
         ("algo.learning_rate=nan", "must be finite"),
         ("algo.fails_at=-2", "algo.fails_at=-2.0: must be -1 or more"),
@@ -151,7 +151,7 @@ def test_unknown_names_are_refused_in_one_line_with_the_nearest(command, argumen
         ("algo.batch_size=0", "must be 1 or more"),
         ("algo.batch_size=[2,4]", "sweep it with -m"),
         ("algo.flavour=sweet", "not a choice; choose from plain, salty"),
-        ("seeds=[1,1]", "stands there twice"),
+        ("seeds=[1,1]", "is given twice"),
         ("seeds=0", "must be a number of members"),
         ("seed=-1", "0 or more"),
         ("protocol.updates=0", "1 or more"),
@@ -405,7 +405,7 @@ def test_a_folder_that_holds_other_files_is_not_touched(command, log, tmp_path, 
     file.write_text("{}")
     status, _, err = command(LINEAR, log, *SHORT, f"run_dir={tmp_path / 'mine'}", f"resume={resume}")
     assert status == 2
-    assert "files that are not of a run" in err[-1]
+    assert "files that do not belong to a run" in err[-1]
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "{}"
 
@@ -471,7 +471,7 @@ def test_a_damaged_checkpoint_is_named_and_refused_and_the_one_before_it_serves(
     status, _, err = command(LINEAR, log, *SHORT, f"run_dir={damaged.path}")
     assert (status, len(err)) == (2, 1)
     assert f"{folder}: checkpoint cannot be read" in err[0]
-    assert "delete that folder to go on from the one before" in err[0]
+    assert "delete that folder to continue from the previous one" in err[0]
     shutil.rmtree(folder)
     assert_same(run(run_dir="damaged"), whole)
 

@@ -1,8 +1,8 @@
-"""The average of the weights of a run's last checkpoints, as a run of its own (B8 of the catalogue).
+"""The average of the weights of a run's last checkpoints, as a run of its own.
 
-Along one training the weights wander about; their mean is often the better and steadier policy (Izmailov, Podoprikhin,
-Garipov, Vetrov & Wilson 2018, arXiv:1803.05407). `average` writes it as a run directory with one checkpoint, beside the
-run it comes from, so that whatever takes a run takes it: offrl.select ranks it, offrl.evaluate scores it, and
+During training the weights fluctuate; their mean is often a better and more stable policy (Izmailov, Podoprikhin,
+Garipov, Vetrov & Wilson 2018, arXiv:1803.05407). `average` writes it as a run directory with one checkpoint, next to
+the run it comes from, so that it can be used like any run: offrl.select ranks it, offrl.evaluate scores it, and
 `Run.actor` deploys it.
 """
 
@@ -21,23 +21,26 @@ from offrl.runs.run import METRIC_COLUMNS, Run, write_whole
 
 
 def average(run: Run, count: int) -> Path:
-    """Write `RUN-averageCOUNT`: every member's mean over the run's last `count` checkpoints of a policy.
+    """Write `RUN-averageCOUNT`: every member's mean over the run's last `count` policy checkpoints.
 
-    All floating-point leaves of the states are averaged, so critics are too; counts are those of the last checkpoint,
-    which also gives the step. A member that has diverged stays marked as such. What is there already, of the same
-    checkpoints, is left as it is.
+    All floating-point leaves of the states are averaged, critics included; integer leaves and the step are those of the
+    last checkpoint. A member that has diverged stays marked so. An average of the same checkpoints that exists already
+    is left as it is.
 
     Raises:
-        UserError: the run has fewer checkpoints, or another folder stands in the way.
+        UserError: the run has too few checkpoints, or the folder's name is taken.
     """
     steps = run.policy_checkpoints()[-count:]
     if count < 2 or len(steps) < count:
-        found = f"{run.path} has {len(run.policy_checkpoints())} checkpoints of a policy"
-        raise UserError(f"average={count}: at least 2, and {found}; take fewer, or train with more (checkpoint_every)")
+        found = f"{run.path} has {len(run.policy_checkpoints())} policy checkpoints"
+        raise UserError(
+            f"average={count}: must be 2 or more, and {found}; average fewer, or train with a smaller "
+            "protocol.checkpoint_every"
+        )
     path = run.path.with_name(f"{run.path.name}-average{count}")
     identity = {
         **run.info["identity"],
-        "algo": {**run.info["identity"]["algo"], "average": count},  # tells it apart as a setting
+        "algo": {**run.info["identity"]["algo"], "average": count},  # a setting of its own
         "average": [[step, run.checkpoint_store.checksum(step)] for step in steps],
     }
     if (path / "run.json").is_file():
@@ -46,8 +49,8 @@ def average(run: Run, count: int) -> Path:
             return path
     if path.exists():
         if not is_average(Run.open(path)):
-            raise UserError(f"{path}: in the way of the average of {run.path}; move it")
-        shutil.rmtree(path)  # of other checkpoints, and so are its scores
+            raise UserError(f"{path}: the average of {run.path} belongs here, but this is another run; move it")
+        shutil.rmtree(path)  # an average of other checkpoints, with its scores
     path.mkdir()
     averaged = Run(path, {**run.info, "identity": identity, "finished": True})
     averaged.write_info()
@@ -64,7 +67,7 @@ def is_average(run: Run) -> bool:
 
 
 def mean(states: list[Any]) -> Any:
-    """Leaf by leaf, in double precision; leaves that are no floating-point numbers are those of the last."""
+    """The mean of each leaf, in double precision; leaves that are not floating-point are those of the last state."""
 
     def leaf(*leaves: np.ndarray) -> np.ndarray:
         last = np.asarray(leaves[-1])

@@ -1,7 +1,7 @@
 """Checkpoints of a run, by Orbax: `checkpoints/STEP/`, the states of all members stacked on axis 0.
 
-Orbax writes into a folder of another name and renames it when it is whole, so a killed run leaves no half checkpoint.
-It would read a changed byte without a word: a checksum of the arrays goes with them.
+Orbax writes to a temporary folder and renames it when it is complete, so a killed run leaves no partial checkpoint.
+It does not notice corrupted bytes, so a checksum of the arrays is saved with them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Checkpoints:
         self.checkpointer = ocp.StandardCheckpointer()
 
     def steps(self) -> list[int]:
-        """Steps of the whole checkpoints, ascending."""
+        """Steps of the complete checkpoints, ascending."""
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
@@ -49,13 +49,13 @@ class Checkpoints:
             self.checkpointer.save(self.folder / str(step), tree, force=True, custom_metadata={"crc32": checksum(tree)})
 
     def check_space(self, size: int) -> None:
-        """Told before Orbax begins: its threads would print a page of tracebacks about the disk that they fill."""
+        """Raises a full disk's error before Orbax begins, whose threads would print a page of tracebacks about it."""
         disk = shutil.disk_usage(next(folder for folder in (self.folder, *self.folder.parents) if folder.exists()))
         if disk.total and disk.free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def checksum(self, step: int) -> int | None:
-        """CRC-32 of the arrays saved at `step`, as written down with them."""
+        """CRC-32 of the arrays saved at `step`, as recorded with them; None if it is missing."""
         return (self.checkpointer.metadata(self.folder / str(step)).custom_metadata or {}).get("crc32")
 
     def finish(self) -> None:
@@ -64,7 +64,7 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """The system's errors as such: Orbax's storage makes ValueErrors of them, with their number in the text."""
+        """Restores the system's errors, which Orbax's storage turns into ValueErrors with the number in their text."""
         try:
             with writing(self.folder):
                 yield
@@ -79,7 +79,7 @@ class Checkpoints:
         """The tree saved at `step`, as numpy arrays.
 
         Args:
-            like: a tree of the same structure, whose leaves have the shapes and dtypes to expect.
+            like: a tree of the same structure, whose leaves have the expected shapes and dtypes.
 
         Raises:
             UserError: the checkpoint is damaged, or of another structure.
@@ -90,12 +90,12 @@ class Checkpoints:
             tree = self.checkpointer.restore(path, like)
             expected = self.checksum(step)
             if expected is None:
-                raise ValueError("its checksum is gone")
+                raise ValueError("its checksum is missing")
             if expected != checksum(tree):
                 raise ValueError("its content has changed since it was written")
             return tree
         except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(
-                f"{path}: checkpoint cannot be read ({reason}); delete that folder to go on from the one before"
+                f"{path}: checkpoint cannot be read ({reason}); delete that folder to continue from the previous one"
             ) from error

@@ -1,4 +1,4 @@
-"""From the command line to configurations: Hydra's groups, and checks that name the nearest valid word."""
+"""From the command line to configurations: Hydra's groups, and checks that suggest the nearest valid name."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from offrl.errors import UserError, nearest
 
 GROUPS = ("algo", "env", "protocol")
 FREE = ("data.columns", "env.kwargs")  # mappings whose keys are the user's
-HYDRA_VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # the argument after them is theirs
+HYDRA_VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # each takes the next argument as its value
 MAX_MEMBERS = 1024
 
 
 def choices(group: str) -> list[str]:
-    """The names a group of the configuration offers."""
+    """The names that a group of the configuration offers."""
     if group == "algo":
         return offrl.algorithm.names()
     folder = importlib.resources.files("offrl.configs") / group
@@ -56,13 +56,13 @@ def register(algorithm: Algorithm, file: str | None = None) -> None:
 
 
 def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
-    """`value` as the type of the option's default.
+    """`value`, converted to the type of the option's default.
 
     Raises:
-        UserError: it is of another type, not finite, below 1 for a count or a width, out of range, or no choice.
+        UserError: it is of another type, not finite, below 1 for a count or a width, out of range, or not a choice.
     """
     default = field.default
-    counts = not field.metadata.get("pytree_node", True)  # whole numbers in the structure of the program
+    counts = not field.metadata.get("pytree_node", True)  # static whole numbers are counts or widths
     allowed = field.metadata.get("choices", ())
     if allowed and value not in allowed:
         raise UserError(f"{name}={value}: not a choice; {nearest(str(value), allowed)}")
@@ -87,7 +87,7 @@ def check(value: Any, field: dataclasses.Field[Any], name: str) -> Any:
         raise TypeError(f"{name}: an option of type {type(default).__name__} cannot be configured")
     if not valid:
         kind = f"a list of {type(default[0]).__name__}" if isinstance(default, tuple) else type(default).__name__
-        raise UserError(f"{name}={value}: must be {kind}, as its default {default} is")
+        raise UserError(f"{name}={value}: must be {kind}, like its default {default}")
     for item in value if isinstance(value, tuple) else (value,):
         if counts and isinstance(item, int) and not isinstance(item, bool) and item < 1:
             raise UserError(f"{name}={value}: must be 1 or more")
@@ -105,7 +105,7 @@ def member_configs(
 ) -> list[tuple[Any, int, dict[str, Any]]]:
     """Config, seed and swept values of each member: every combination of listed values, with every seed.
 
-    A list where an option is a number means one member per value; only numbers that are pytree leaves may differ.
+    A list given for an option that is a number means one member per value; only pytree leaves may differ so.
 
     Raises:
         UserError: a value is of the wrong type, or a list is given for an option that all members must share.
@@ -121,7 +121,7 @@ def member_configs(
             shared[name] = dataclasses.replace(field.default, **values)  # type: ignore[type-var]
         elif isinstance(value, list | tuple) and not isinstance(field.default, tuple):
             if not field.metadata["pytree_node"]:
-                raise UserError(f"algo.{name}={list(value)}: members of one run share it; sweep it with -m instead")
+                raise UserError(f"algo.{name}={list(value)}: all members of a run share it; sweep it with -m instead")
             if not value:
                 raise UserError(f"algo.{name}=[]: an empty list; give at least one value")
             swept[name] = [check(item, field, f"algo.{name}") for item in value]
@@ -138,7 +138,7 @@ def member_seeds(seed: Any, seeds: Any) -> list[int]:
     """`seeds` (a count, or a list) where it is given, and `seed` otherwise.
 
     Raises:
-        UserError: not whole numbers from 0 on, none at all, or one of them twice.
+        UserError: they are not whole numbers, 0 or more, there are none, or one is given twice.
     """
 
     def whole(value: Any) -> bool:
@@ -155,12 +155,12 @@ def member_seeds(seed: Any, seeds: Any) -> list[int]:
     if not isinstance(seeds, list) or not seeds or not all(whole(item) for item in seeds):
         raise UserError(f"seeds={seeds}: must be a number of members, or a list of seeds such as [0,3,7]")
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"seeds={seeds}: a seed stands there twice; its members would be copies of each other")
+        raise UserError(f"seeds={seeds}: a seed is given twice; its members would be copies of each other")
     return seeds
 
 
 def tuned_values(algorithm: str, dataset: str) -> tuple[dict[str, Any], str]:
-    """Published options for a dataset that differ from the defaults, by dotted name, and their source."""
+    """Published values for a dataset, by dotted name, of the options that differ from the defaults; their source."""
     file = importlib.resources.files("offrl.configs") / "published" / f"{algorithm}.yaml"
     if file.is_file():
         for entry in yaml.safe_load(file.read_text()):
@@ -175,7 +175,7 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
     Returns the arguments for Hydra.
 
     Raises:
-        UserError: a key or a choice is not known (with the nearest ones), or several values stand without -m.
+        UserError: a key or a choice is unknown (the nearest ones are named), or several values are given without -m.
     """
     flags = [argument for argument in arguments if argument.startswith("-")]
     several = any(flag in ("-m", "--multirun") for flag in flags)
@@ -192,17 +192,19 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
             continue
         if "=" not in argument or argument.startswith("~"):
             raise UserError(f"{argument}: not of the form key=value; see --help")
-        argument = argument.lstrip("+")  # nothing can be added: what is not there is unknown
+        argument = argument.lstrip("+")  # Hydra's + adds new keys; here those are unknown
         key, _, value = argument.partition("=")
         if key in FREE or key.startswith(tuple(f"{free}." for free in FREE)):
-            argument = f"++{argument}"  # Hydra's word for a key that need not be there yet
+            argument = f"++{argument}"  # Hydra's syntax for a key that may not exist yet
         if key == "algo" and ".py" in value:
             names = []
             for part in value.split(","):
                 if part.endswith(".py"):
                     algorithm = offrl.algorithm.load(part)
                     if algorithm.name in offrl.algorithm.names():
-                        raise UserError(f"algo={part}: {algorithm.name} is the name of a built-in one; rename the file")
+                        raise UserError(
+                            f"algo={part}: {algorithm.name} is a built-in algorithm's name; rename the file"
+                        )
                     register(algorithm, str(algorithm.file))
                     part = algorithm.name
                 names.append(part)
@@ -224,9 +226,9 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
                     raise UserError(f"{key}={item}: unknown; {nearest(item, known)}")
             if picks[key] == ["null"]:
                 picks[key] = []
-                argument = f"~{key}"  # Hydra's word for leaving a group out
+                argument = f"~{key}"  # Hydra's syntax for leaving a group out
             elif "null" in picks[key]:
-                raise UserError(f"{argument}: null cannot be one of several; run that one by itself")
+                raise UserError(f"{argument}: null cannot be one of several values; run it separately")
         elif not key.startswith("hydra"):
             keys.append((key, argument))
         prepared.append(argument)
@@ -242,13 +244,12 @@ def prepare_arguments(arguments: list[str], config_name: str) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A text as Hydra takes it on a command line: in quotes where it holds more than the plainest characters and
-    `${...}`."""
+    """The text as an argument for Hydra: in quotes, unless it holds only plain characters and `${...}`."""
     return text if re.fullmatch(r"([\w./:-]|\$\{[\w.]+\})+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def _known_keys(groups: list[str], config_name: str) -> set[str]:
-    """Dotted names of the options that there are with these choices of groups."""
+    """Dotted names of the options that exist with these choices of groups."""
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module("offrl.configs", version_base="1.3"):

@@ -1,4 +1,4 @@
-"""What run.json says of a run: versions, algorithm, protocol, data with its preprocessing, members."""
+"""What run.json says about a run: versions, algorithm, protocol, data and their preprocessing, members."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gymnasium", "
 def describe(
     dataset: Dataset, train: Dataset, env_id: str | None, env_kwargs: dict[str, Any], warnings: list[str]
 ) -> dict[str, Any]:
-    """What a run keeps of its data, JSON-able."""
+    """What run.json records about the data, ready for JSON."""
     reference = dataset.reference
     return {
         "name": dataset.name,
@@ -54,8 +54,8 @@ def info_of(
     dataset: dict[str, Any],
     from_data: dict[str, float],
 ) -> dict[str, Any]:
-    """What run.json says as a run begins. `members` are those of `configuration.member_configs`, `dataset` is what
-    `describe` says; `from_data` is what the algorithm's function of that name says."""
+    """What run.json says when a run begins. `members` come from `configuration.member_configs`, `dataset` from
+    `describe`, `from_data` from the algorithm's function of that name."""
     protocol = config["protocol"]
     return {
         "offrl": offrl.__version__,

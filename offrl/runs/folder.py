@@ -1,4 +1,4 @@
-"""The folder of a run while it is trained: made and held by one process, begun or continued, never somebody else's."""
+"""The folder of a run during training: created or continued, locked by one process, never one with other files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LOCK = ".lock"  # in the folder of a run, held while it is trained
 
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
-    """Makes the folder of a run, and keeps other processes out of it while it is trained.
+    """Creates the folder of a run, and locks it against other processes during training.
 
     Raises:
-        UserError: it holds other files than a run's, which are left alone, or another process trains there.
+        UserError: it holds files that are not a run's (they are left alone), or another process is training there.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"run_dir={path}: is a file; choose an empty or a new folder")
     if path.is_dir() and any(path.iterdir()) and not is_run(path):
-        raise UserError(f"run_dir={path}: holds files that are not of a run; choose an empty or a new folder")
+        raise UserError(f"run_dir={path}: holds files that do not belong to a run; choose an empty or a new folder")
     path.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(path / LOCK, blocking=False):
@@ -41,7 +41,7 @@ def alone_in(path: Path) -> Iterator[None]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether that folder holds a run, whole or damaged, or what is left of one that was killed as it began."""
+    """Whether that folder holds a run, complete or damaged, or what is left of one that was killed as it began."""
     if {file.name for file in path.iterdir()} <= {LOCK, "metrics.csv.part"}:
         return True
     try:
@@ -53,7 +53,7 @@ def is_run(path: Path) -> bool:
 
 
 def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> Run:
-    """The run in `path`, to be continued, or a new one there."""
+    """The run in `path`, to be continued, or else a new one there."""
     if config["resume"] and (path / "run.json").exists():
         run = Run.open(path)
         old, new = run.info["identity"], json.loads(json.dumps(info["identity"]))
@@ -66,7 +66,7 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
         if old_print != new_print:
             raise UserError(
                 f"{path}: was trained on {info['dataset']['name']} with fingerprint {old_print}, which now has "
-                f"{new_print}: the data changed; resume=false begins again"
+                f"{new_print}: the data changed; resume=false starts again"
             )
         return run
     for part in ("checkpoints", "oracle"):
@@ -79,15 +79,15 @@ def open_or_create(path: Path, info: dict[str, Any], config: dict[str, Any]) -> 
 
 
 def cut_metrics(file: Path, last_step: int) -> float:
-    """Leave the table's rows up to that step, to the letter; returns the seconds that training took until then.
+    """Cuts the table after that step and leaves the rows before untouched; returns the seconds trained until then.
 
     Raises:
-        UserError: there is no such table, or it is damaged.
+        UserError: the table is missing or damaged.
     """
     try:
         header, *lines = file.read_text().splitlines(keepends=True)
         rows = [line.split(",") for line in lines]
-        # a kill may have left a part of a row, of a step after the last checkpoint
+        # a killed run may have left a partial row, of a step after the last checkpoint
         whole = [row for row in rows if len(row) == len(METRIC_COLUMNS) and row[-1].endswith("\n")]
         kept = [row for row in whole if int(row[METRIC_COLUMNS.index("step")]) <= last_step]
         seconds = float(kept[-1][METRIC_COLUMNS.index("seconds")]) if kept else 0.0

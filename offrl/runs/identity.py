@@ -1,4 +1,4 @@
-"""Which run a configuration makes: its values, published ones among them, what decides its numbers, its folder."""
+"""Which run a configuration describes: published values filled in, what determines its numbers, its folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 import offrl.algorithm
 from offrl.runs import configuration
 
-# what a run may be continued with: none of it changes the numbers that training makes
+# options that may change when a run is continued: none of them affects the numbers of training
 NOT_IDENTITY = ("runs", "run_dir", "resume", "wandb", "wandb_project")
 
 
 def unpacked(composed: DictConfig) -> tuple[dict[str, Any], set[str]]:
-    """What Hydra composed, its own part (`hydra`) with it: (the configuration, the keys that the user set)."""
+    """(the configuration, the keys that the user set), of what Hydra composed, including its own node `hydra`."""
     own = composed.hydra
     config: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
         OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), resolve=True
@@ -29,7 +29,7 @@ def unpacked(composed: DictConfig) -> tuple[dict[str, Any], set[str]]:
 
 
 def take_published(config: dict[str, Any], chosen: set[str]) -> tuple[dict[str, Any], str]:
-    """Put what was published for the dataset in the place of defaults the user left: those values, their source."""
+    """Replaces defaults that the user did not set by the values published for the dataset: those, their source."""
     if not config["tuned"]:
         return {}, ""
     values, source = configuration.tuned_values(config["algo"]["name"], config["dataset"])
@@ -46,7 +46,7 @@ def take_published(config: dict[str, Any], chosen: set[str]) -> tuple[dict[str, 
 
 @functools.cache
 def identity_of(*arguments: str) -> dict[str, Any]:
-    """The identity of the run that offrl.train makes of these arguments, which name the dataset in full."""
+    """The identity of the run that offrl.train makes from these arguments, which name the dataset in full."""
     prepared = configuration.prepare_arguments(list(arguments), "train")
     with hydra.initialize_config_module("offrl.configs", version_base="1.3"):
         config, chosen = unpacked(hydra.compose("train", prepared, return_hydra_config=True))
@@ -56,7 +56,7 @@ def identity_of(*arguments: str) -> dict[str, Any]:
 
 
 def identity(config: dict[str, Any], algorithm: offrl.algorithm.Algorithm) -> dict[str, Any]:
-    """What decides the numbers of a run: two runs alike in it are the same run."""
+    """What determines the numbers of a run: two runs of the same identity are the same run."""
     kept = {key: value for key, value in config.items() if key not in NOT_IDENTITY}
     kept["protocol"] = {
         key: value for key, value in kept["protocol"].items() if key not in ("name", "episodes", "evaluation_seed")

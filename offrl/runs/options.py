@@ -45,12 +45,12 @@ def check_options(config: dict[str, Any]) -> None:
         raise UserError(f"data.steps={data['steps']}: must be a whole number, 1 or more, or null")
     for name, value in {"data.columns": data["columns"], "env.kwargs": env.get("kwargs", {})}.items():
         if not isinstance(value, dict):
-            raise UserError(f"{name}={value}: must be a mapping, such as {name}.NAME=VALUE makes")
+            raise UserError(f"{name}={value}: must be a mapping; set it by {name}.NAME=VALUE")
     check_mode(config["wandb"])
 
 
 def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Dataset, str | None, dict[str, Any]]:
-    """The dataset that the configuration names, its environment's id (None: no simulator), and that one's kwargs.
+    """The dataset that the configuration names, its environment's id (None: no simulator), and the id's kwargs.
 
     `recipes`: the names of built-in datasets of a built-in environment, such as "medium".
     """
@@ -62,7 +62,7 @@ def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Datas
         )
     environments = [item for item in configuration.choices("env") if item != "from_dataset"]
     short = config["env_name"]
-    # the name of a recipe is that also where a file happens to be called so
+    # a recipe's name means the recipe, even if a file happens to have that name
     if ":" not in name and ((short in environments and name in recipes) or not Path(name).exists()):
         if short not in environments:
             raise UserError(

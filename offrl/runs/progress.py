@@ -1,4 +1,4 @@
-"""How far training is: a bar on a terminal, else a line per report."""
+"""The progress of training: a bar on a terminal, elsewhere a line per report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import rich.progress
 
 @contextmanager
 def progress_bar(total: int, done: int) -> Iterator[Any]:
-    """A function (step, updates per second, losses) that shows how far training is: a bar on a terminal, else lines."""
+    """A function (phase, step, updates per second, losses) that shows progress: a bar on a terminal, else lines."""
     started, first = time.monotonic(), done
     if sys.stdout.isatty():
         columns = [

@@ -1,4 +1,4 @@
-"""The run directory: what a run is, where it stands, and its states, for every command that comes after training."""
+"""The run directory: a run's description, progress and saved states, for every command that comes after training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METRIC_COLUMNS = ["phase", "step", "member", "seed", "metric", "value", "seconds
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write beside `path` and rename: a kill leaves the old file or the new one, never a half."""
+    """Write a temporary file and rename it: a killed process leaves the old file or the new one, never a part."""
     part = path.with_name(path.name + ".part")
     with writing(path):
         part.write_text(text)
@@ -34,19 +34,19 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def differing_names(options: Sequence[dict[str, Any]]) -> list[str]:
-    """Names of the options in which not all of several members agree."""
+    """Names of the options in which the given members differ."""
     names = sorted({name for each in options for name in each})
     return [name for name in names if len({str(each.get(name)) for each in options}) > 1]
 
 
 def differing_options(options: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each of several members the options, as text, in which not all of them agree."""
+    """For each of the given members, as text, its values of the options in which they differ."""
     differing = differing_names(options)
     return [", ".join(f"{name}={each.get(name)}" for name in differing) for each in options]
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """A name for each of several folders: its own, with as many of those above it as it takes to tell them apart."""
+    """A name for each of several folders: its own, with as many parent folders as it takes to tell them apart."""
     parts = [path.resolve().parts for path in paths]
     count, found = 1, [path.name for path in paths]
     while len(set(found)) < len(set(parts)):
@@ -98,7 +98,7 @@ class Run:
     def algorithm(self) -> Algorithm:
         """
         Raises:
-            UserError: it is a file of somebody else's, and the user has not said trust=true.
+            UserError: it is a file that is not part of offrl, and the user has not said trust=true.
         """
         return offrl.algorithm.load(algorithm_of(self.path, self.info["algorithm"]))
 
@@ -112,7 +112,7 @@ class Run:
         return self.info["members"]
 
     def options(self, member: int) -> dict[str, Any]:
-        """Every option of the algorithm, by dotted name, as the member has it."""
+        """Every option of the algorithm, by dotted name, with the member's value."""
         return {**flat(self.info["identity"]["algo"]), **self.members[member]["values"]}
 
     @cached_property
@@ -137,12 +137,12 @@ class Run:
         return self.checkpoint_store.steps()
 
     def policy_checkpoints(self) -> list[int]:
-        """Those of the last phase: before it a policy is not trained yet (while a model of the dynamics is, say)."""
+        """Checkpoints of the last phase: in earlier ones (of a dynamics model, say) the policy is not trained yet."""
         earlier = sum(phase["updates"] for phase in self.info["phases"][:-1])
         return [step for step in self.checkpoints() if step > earlier]
 
     def last_checkpoint(self, member: int) -> int | None:
-        """The last checkpoint of a policy at which the member was healthy; None where there is none."""
+        """The last policy checkpoint before the member diverged, if it did; None if there is none."""
         diverged_at = self.members[member]["diverged_at"]
         healthy = [step for step in self.policy_checkpoints() if diverged_at is None or step < diverged_at]
         return healthy[-1] if healthy else None
@@ -173,7 +173,7 @@ class Run:
         return self.checkpoint_store.restore(step, self.saved_like())["states"]
 
     def actor(self, step: int, member: int = 0) -> Callable[[np.ndarray], np.ndarray]:
-        """What to deploy: raw observations [observation_dim] or [n, observation_dim] -> actions in the data's units.
+        """The function to deploy: raw observations, [observation_dim] or [n, observation_dim] -> actions in raw units.
 
         Raises:
             UserError: there is no such checkpoint or member, or it is damaged; or the policy has memory.
@@ -200,7 +200,7 @@ class Run:
         """The metrics table, one row per fact: phase, step, member, seed, metric, value, seconds.
 
         Raises:
-            UserError: it is not there, or damaged.
+            UserError: it is missing or damaged.
         """
         file = self.path / "metrics.csv"
         try:

@@ -1,7 +1,7 @@
-"""Weights & Biases, off unless asked for, and never a reason for a run to fail.
+"""Weights & Biases: off by default, and never a reason for a run to fail.
 
-One convention: the project is `wandb_project`, the group the dataset, the tags algorithm, protocol and source of the
-data; a member's metrics are `member0/critic_loss` and so on, against the run's step.
+What goes where: the project is `wandb_project`, the group is the dataset, the tags are algorithm, protocol and source
+of the data; a member's metrics are `member0/critic_loss` and so on, by the run's step.
 """
 
 from __future__ import annotations

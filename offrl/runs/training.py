@@ -90,13 +90,13 @@ def optimise(run: Run, population: Population, tracker: Tracker) -> None:
 
 
 def report_divergence(run: Run, population: Population) -> None:
-    """Write down and report the members that diverged in the last stretch."""
+    """Record and report the members that diverged in the last stretch."""
     for member, diverged_at in zip(run.members, np.asarray(population.diverged_at), strict=False):
         if diverged_at != NEVER and member["diverged_at"] is None:
             member["diverged_at"] = int(diverged_at)
             print(
                 f"warning: member {member['member']} (seed {member['seed']}) diverged: a metric was not finite at step "
-                f"{diverged_at}; it is stopped there",
+                f"{diverged_at}; its training stops there",
                 file=sys.stderr,
             )
             run.write_info()

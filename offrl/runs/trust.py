@@ -1,8 +1,8 @@
-"""A run directory is data, not code: what its run.json names is executed only where it is ours or the user says so.
+"""A run directory is data, not code: code that run.json names is executed only if it is offrl's or the user says so.
 
 Two things in run.json name code: the algorithm's file, and an environment of the form "module:Name", whose module is
-imported. Allowed without a word are the algorithms and environments that come with offrl (an algorithm by name, or a
-file of the very content), and what this process has executed already because its user named it
+imported. Always allowed are the algorithms and environments that come with offrl (an algorithm by name, or as a file of
+exactly that content), and what this process has already executed because the user named it
 (`offrl.train algo=mine.py`).
 """
 
@@ -20,7 +20,7 @@ _everything = False
 
 
 def trust_runs(trusted: bool = True) -> None:
-    """From now on, in this process, execute what runs name: what `trust=true` on a command line does."""
+    """From now on, in this process, execute any code that runs name: what `trust=true` on a command line does."""
     global _everything
     _everything = trusted
 
@@ -29,7 +29,7 @@ def algorithm_of(run: Path, described: Any) -> str:
     """The name or file to load the algorithm of a run from, given `algorithm` of its run.json.
 
     Raises:
-        UserError: a file that is not ours, and the user has not said that it may be executed.
+        UserError: it is a file that is not part of offrl, and the user has not said that it may be executed.
     """
     named = (described.get("file") or described.get("name")) if isinstance(described, dict) else described
     if not isinstance(named, str) or not named:
@@ -49,10 +49,10 @@ def algorithm_of(run: Path, described: Any) -> str:
 
 
 def environment_of(run: Path, env_id: Any) -> str:
-    """The id of the environment that a run names, where it may be made.
+    """The id of the environment that a run names, if it may be created.
 
     Raises:
-        UserError: a module would be imported for it, and the user has not said that it may be.
+        UserError: it would import a module, and the user has not said that this may be executed.
     """
     if not isinstance(env_id, str):
         raise UserError(f"{run / 'run.json'}: damaged (env_id: {env_id}); name an environment with env=ID")

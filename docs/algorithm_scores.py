@@ -1,4 +1,4 @@
-"""Write docs/algorithm_scores.md: what was measured here beside what was published, from the tables of results/.
+"""Write docs/algorithm_scores.md, measured scores next to published ones, from the tables of results/.
 
 python docs/algorithm_scores.py
 """
@@ -20,11 +20,11 @@ the last checkpoint.
 
 *50,000 updates*: networks as published; mean over two seeds, each seed's mean of 20 episodes in brackets.
 *small*: 20,000 updates of 2x128 networks, one seed, 20 episodes (`python -m offrl.reproduce small`; its page says what
-else is scaled down): what a small machine can do for all algorithms. One seed ranks nothing that lies close together.
+else is scaled down): what a small machine can do for all algorithms. One seed cannot rank scores that are close.
 *published*: the lowest and the highest mean that our sources give for the last checkpoint on D4RL's dataset of the same
-name. The built-in datasets are like D4RL's, not the same data, and the published runs made 1,000,000 updates or more:
-they do not compare with ours, they stand here for the pattern. An empty cell is a score that nobody has measured or
-that none of our sources has. A changed dataset has another fingerprint, and a table of its own.
+name. The built-in datasets are similar to D4RL's, but not the same data, and published runs made 1,000,000 updates or
+more: compare patterns, not values. An empty cell was not measured here, or is in none of our sources. A changed dataset
+has another fingerprint and its own table.
 """
 
 

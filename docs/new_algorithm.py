@@ -1,4 +1,4 @@
-"""AWR by returns: clone the data, better actions more (a worked example to copy).
+"""AWR from returns: cloning in which better actions weigh more (a worked example to copy).
 
 Two losses. V(s) regresses on the discounted return that followed s in the data. The policy is a Gaussian whose
 log-likelihood of the data's actions is weighted by exp((return - V(s)) / temperature), at most `max_weight`: advantage
@@ -27,8 +27,8 @@ from offrl.learning.updates import adam_init, adam_step
 # Numbers may differ between the members of a run (algo.temperature=[0.5,1]); structure is static=True.
 @flax.struct.dataclass
 class Config:
-    temperature: float = option(1.0, "advantages are divided by it; a large one is behaviour cloning")
-    max_weight: float = option(20.0, "bound of the weights")
+    temperature: float = option(1.0, "advantages are divided by it; large values approach behaviour cloning")
+    max_weight: float = option(20.0, "upper bound of the weights")
     learning_rate: float = option(3e-4, "Adam step size of both networks", low=0)
     discount: float = option(
         0.99, "discount per step; the returns are computed with it, once", static=True, low=0, high=1
@@ -57,7 +57,7 @@ class Data(NamedTuple):
 
 
 def prepare(dataset: Dataset, config: Config) -> Data:
-    """Optional, on the host, once: what the updates see. Without it they see `dataset.transitions()`."""
+    """Optional: the data that updates see, made once in numpy. Without it they see `dataset.transitions()`."""
     transitions = dataset.transitions()
     returns = dataset.returns_to_go(config.discount)[dataset.transition_rows]
     return Data(transitions.observations, transitions.actions, returns)
@@ -79,7 +79,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
     return State(jnp.zeros((), jnp.int32), actor, value, adam_init(actor), adam_init(value))
 
 
-# Losses return (scalar, metrics). A test can call them, and compare with numpy.
+# Losses return (scalar, metrics). A test can call them and compare them with numpy.
 def value_loss(params: Any, batch: Data, config: Config):
     v = value_network(config).apply(params, batch.observations).squeeze(-1)
     loss = ((v - batch.returns) ** 2).mean()
@@ -88,7 +88,7 @@ def value_loss(params: Any, batch: Data, config: Config):
 
 def actor_loss(params: Any, advantage: jax.Array, batch: Data, config: Config):
     mean, log_std = actor_network(config, batch.actions.shape[-1]).apply(params, batch.observations)
-    # numbers of the config may be traced: jnp.minimum and jnp.where, not `min` and `if`
+    # numbers of the config may be traced: use jnp.minimum and jnp.where, not `min` and `if`
     weight = jnp.minimum(jnp.exp(advantage / config.temperature), config.max_weight)
     loss = -(weight * tanh_gaussian_log_prob(mean, log_std, batch.actions)).mean()
     return loss, {"actor_loss": loss, "weight": weight.mean()}
@@ -109,7 +109,7 @@ def update(key: jax.Array, state: State, dataset: Data, config: Config) -> tuple
 
 
 def policy(config: Config, spec: Spec) -> Policy:
-    """How evaluation and the diagnostics see it: `act` is what is deployed, the rest is what this algorithm has."""
+    """What evaluation and diagnostics use: `act` is deployed; of the others, those that this algorithm has."""
     actor, value = actor_network(config, spec.action_dim), value_network(config)
     return Policy(
         act=lambda state, observations: jnp.tanh(actor.apply(state.actor, observations)[0]),

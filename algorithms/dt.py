@@ -13,18 +13,18 @@ Windows begin before an episode does and are masked there, so that short histori
 authors' code, a window starts at a drawn step and may end with its episode. Both draw episodes in proportion to length.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from offrl.algorithm import Metrics, Spec, option
 from offrl.data.dataset import Dataset
-from offrl.data.transforms import Preprocessing, actions_to_unit_box, transform_observations
+from offrl.data.transforms import Preprocessing
+from offrl.data.views import EpisodeSteps, Windows, episode_steps, windows_until
 from offrl.errors import UserError
 from offrl.learning.policies import Memory, Policy
 
@@ -70,25 +70,6 @@ class State:
     """The return that the policy aims for, the configuration's."""
 
 
-class Data(NamedTuple):
-    """The steps of whole episodes, one after the other, [steps, ...]."""
-
-    observations: np.ndarray
-    actions: np.ndarray
-    returns_to_go: np.ndarray
-    timesteps: np.ndarray
-
-
-class Windows(NamedTuple):
-    """[windows, context, ...]; the steps of one episode up to some step, which stands last. mask: False before it."""
-
-    returns_to_go: jax.Array
-    observations: jax.Array
-    actions: jax.Array
-    timesteps: jax.Array
-    mask: jax.Array
-
-
 def from_data(dataset: Dataset, config: Config) -> dict[str, float]:
     """The return to aim for, where the configuration leaves it to the data: the largest of an episode."""
     if config.target == "given":
@@ -96,29 +77,10 @@ def from_data(dataset: Dataset, config: Config) -> dict[str, float]:
     return {"target_return": float(dataset.returns_to_go()[dataset.starts].max())}
 
 
-def prepare(dataset: Dataset, config: Config) -> Data:
+def prepare(dataset: Dataset, config: Config) -> EpisodeSteps:
     if config.width % config.heads:
         raise UserError(f"algo.width={config.width}: must be a multiple of algo.heads={config.heads}")
-    return Data(
-        observations=transform_observations(dataset.transforms, dataset.observations[dataset.observation_rows]),
-        actions=actions_to_unit_box(dataset.transforms, dataset.actions),
-        returns_to_go=dataset.returns_to_go(),
-        timesteps=dataset.timesteps.astype(np.int32),
-    )
-
-
-def windows(data: Data, steps: jax.Array, context: int) -> Windows:
-    """Those that end at these steps [n]."""
-    rows = steps[:, None] + jnp.arange(1 - context, 1)
-    mask = rows >= (steps - data.timesteps[steps])[:, None]
-    rows = jnp.where(mask, rows, 0)
-    return Windows(
-        returns_to_go=jnp.where(mask, data.returns_to_go[rows], 0),
-        observations=jnp.where(mask[..., None], data.observations[rows], 0),
-        actions=jnp.where(mask[..., None], data.actions[rows], 0),
-        timesteps=jnp.where(mask, data.timesteps[rows], 0),
-        mask=mask,
-    )
+    return episode_steps(dataset)
 
 
 class Block(nn.Module):
@@ -177,11 +139,14 @@ def empty(n: int, config: Config, spec: Spec) -> Windows:
     """Windows of n episodes in which nothing has happened yet."""
     steps = (n, config.context)
     return Windows(
-        returns_to_go=jnp.zeros(steps),
         observations=jnp.zeros((*steps, spec.observation_dim)),
         actions=jnp.zeros((*steps, spec.action_dim)),
+        rewards=jnp.zeros(steps),
+        terminations=jnp.zeros(steps),
+        returns_to_go=jnp.zeros(steps),
         timesteps=jnp.zeros(steps, jnp.int32),
         mask=jnp.zeros(steps, bool),
+        extra={},
     )
 
 
@@ -212,10 +177,10 @@ def update_batch(key: jax.Array, state: State, batch: Windows, config: Config) -
     return state.replace(step=state.step + 1, transformer=parameters, opt=opt), metrics
 
 
-def update(key: jax.Array, state: State, dataset: Data, config: Config) -> tuple[State, Metrics]:
+def update(key: jax.Array, state: State, dataset: EpisodeSteps, config: Config) -> tuple[State, Metrics]:
     key_steps, key_dropout = jax.random.split(key)
     steps = jax.random.randint(key_steps, (config.batch_size,), 0, dataset.timesteps.shape[0])
-    state, metrics = update_batch(key_dropout, state, windows(dataset, steps, config.context), config)
+    state, metrics = update_batch(key_dropout, state, windows_until(dataset, steps, config.context), config)
     return state, {**metrics, "target_return": state.target_return}
 
 
@@ -228,8 +193,8 @@ def policy(config: Config, spec: Spec) -> Policy:
     def act(state: State, carry: tuple[Windows, jax.Array], observations: jax.Array):
         seen, to_go = carry
         following = jnp.where(seen.mask[:, -1], seen.timesteps[:, -1] + 1, 0)
-        now = Windows(
-            to_go, observations, jnp.zeros_like(seen.actions[:, 0]), following, jnp.ones_like(seen.mask[:, 0])
+        now = jax.tree.map(lambda column: jnp.zeros_like(column[:, 0]), seen)._replace(
+            observations=observations, returns_to_go=to_go, timesteps=following, mask=jnp.ones_like(seen.mask[:, 0])
         )
         seen = jax.tree.map(lambda old, new: jnp.concatenate([old[:, 1:], new[:, None]], 1), seen, now)
         actions = transformer.apply(state.transformer, seen)[:, -1]

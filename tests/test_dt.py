@@ -12,6 +12,7 @@ from offrl.algorithms import dt
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import preprocess
 from offrl.data.transforms import Preprocessing
+from offrl.data.views import EpisodeSteps, Windows, windows_until
 from offrl.errors import UserError
 from offrl.learning.contract import random_dataset
 from offrl.learning.population import Population
@@ -23,35 +24,17 @@ CONFIG = dt.Config(
 
 
 @cache
-def made() -> tuple[dt.State, dt.Data]:
+def made() -> tuple[dt.State, EpisodeSteps]:
     state = dt.init(jax.random.key(0), CONFIG, SPEC)
     return state, jax.tree.map(jnp.asarray, dt.prepare(random_dataset(), CONFIG))
 
 
-update, windows = jax.jit(dt.update), jax.jit(dt.windows, static_argnums=2)
+update, windows = jax.jit(dt.update), jax.jit(windows_until, static_argnums=2)
 
 
 @jax.jit
-def predict(params, seen: dt.Windows):
+def predict(params, seen: Windows):
     return dt.Transformer(CONFIG, SPEC.action_dim).apply(params, seen)
-
-
-def test_windows_end_at_their_step_and_never_cross_an_episodes_start():
-    dataset, (_, data) = random_dataset(), made()
-    found = windows(data, jnp.arange(dataset.steps), CONFIG.context)
-    returns_to_go = dataset.returns_to_go()
-    for step in range(dataset.steps):
-        first = int(dataset.starts[dataset.episode_of_step[step]])
-        rows = [row for row in range(step - CONFIG.context + 1, step + 1) if row >= first]
-        absent = CONFIG.context - len(rows)
-        np.testing.assert_array_equal(found.mask[step], [False] * absent + [True] * len(rows))
-        np.testing.assert_array_equal(found.actions[step, absent:], dataset.actions[rows])
-        np.testing.assert_array_equal(
-            found.observations[step, absent:], dataset.observations[dataset.observation_rows[rows]]
-        )
-        np.testing.assert_array_equal(found.returns_to_go[step, absent:], returns_to_go[rows])
-        np.testing.assert_array_equal(found.timesteps[step, absent:], dataset.timesteps[rows])
-        assert not np.any(found.actions[step, :absent])
 
 
 def test_the_loss_is_the_squared_error_over_unmasked_steps():
@@ -154,7 +137,10 @@ def test_played_step_by_step_it_acts_like_one_pass_over_the_episode():
     for step in range(length):
         rows = slice(max(0, step + 1 - CONFIG.context), step + 1)
         count = rows.stop - rows.start
-        seen = dt.Windows(
+        seen = Windows(
+            rewards=np.zeros((n, count)),
+            terminations=np.zeros((n, count)),
+            extra={},
             returns_to_go=to_go[rows].T,
             observations=observations[rows].swapaxes(0, 1),
             actions=np.stack(actions[rows]).swapaxes(0, 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from offrl import command_line, devices
@@ -16,7 +17,7 @@ from offrl.protocol import reproduce
 from offrl.protocol.compare import compare
 from offrl.protocol.published import collect
 from offrl.reporting.comparison import draw, show
-from offrl.reporting.console import terminal
+from offrl.reporting.console import line, terminal
 from offrl.reporting.published_table import finish
 
 AGAINST = ("bc", "td3_bc", "iql", "rebrac")
@@ -54,7 +55,8 @@ def main() -> None:
         seeds = command_line.whole_number("seeds", parsed.options["seeds"]) if "seeds" in parsed.options else None
         plan = reproduce.make_plan(table_name, parsed.options, seeds, [new, *others])
         console = terminal(stderr=parsed.json)
-        reasons = reproduce.run_missing(plan, parsed.options.get("launcher"), console)
+        output = sys.stderr if parsed.json else None
+        reasons = reproduce.run_missing(plan, parsed.options.get("launcher"), partial(line, console), output)
         finish(plan, reasons, console)
         table, _, _ = collect(plan, reasons)
         names = [Path(name).stem for name in [new, *others]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.playing.evaluation import evaluate_run
 from offrl.reporting.console import terminal
+from offrl.reporting.progress import evaluation
 from offrl.reporting.run_scores import as_json, summarize
 from offrl.runs.run import Run
 
@@ -66,8 +68,10 @@ def main() -> None:
         devices.set_up()
         runs, options, wants_json = parse(sys.argv[1:])
         results = []
+        console = terminal(stderr=True)
+        shown = partial(evaluation, console)
         for path in runs:
-            rows = evaluate_run(path, **options)
+            rows = evaluate_run(path, **options, warn=console.print, progress=shown)
             picture = summarize(path, rows, terminal(quiet=wants_json))
             results.append(as_json(Run.open(path), rows, picture))
         if wants_json:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.protocol import reproduce
-from offrl.reporting.console import terminal
+from offrl.reporting.console import line, terminal
 from offrl.reporting.published_table import finish
 
 
@@ -31,6 +32,7 @@ def main() -> None:
         seeds = command_line.whole_number("seeds", parsed.options["seeds"]) if "seeds" in parsed.options else None
         plan = reproduce.make_plan(" ".join(map(str, parsed.paths)), parsed.options, seeds)
         console = terminal(stderr=parsed.json)
+        output = sys.stderr if parsed.json else None
         dry_run = parsed.options.get("dry_run", "false")
         if dry_run not in ("true", "false"):
             raise UserError(f"dry_run={dry_run}: must be true or false")
@@ -41,7 +43,7 @@ def main() -> None:
                     print(f"warning: {dataset}, {algorithm}: {obstacle}", file=sys.stderr)
                 print(f"{state:6} python -m offrl.train {' '.join(plan.command(dataset, [algorithm]))}")
             return
-        reasons = reproduce.run_missing(plan, parsed.options.get("launcher"), console)
+        reasons = reproduce.run_missing(plan, parsed.options.get("launcher"), partial(line, console), output)
         comparison = finish(plan, reasons, console)
         if parsed.json:
             print(json.dumps(json.loads(comparison.to_json(orient="records")), indent=1))

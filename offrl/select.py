@@ -9,7 +9,8 @@ from pathlib import Path
 from offrl import command_line, devices
 from offrl.errors import UserError, run_command
 from offrl.reporting.console import terminal
-from offrl.reporting.selection import as_json, progress_bar, report, write
+from offrl.reporting.progress import measuring
+from offrl.reporting.selection import as_json, report, write
 from offrl.reporting.selection_splits import report_configurations, write_configurations
 from offrl.selection import selectors
 from offrl.selection.decision import select
@@ -57,7 +58,7 @@ def main() -> None:
         if len(split_seeds(runs)) > 1:
             for name in {"checkpoints", "average"} & set(numbers):
                 raise UserError(f"{name}=: with several splits the last of every member counts; leave it out")
-            with progress_bar(terminal(stderr=True)) as show:
+            with measuring(terminal(stderr=True)) as show:
                 configurations = select_configuration(runs, selector, names, progress=show, **numbers)
             answer = write_configurations(configurations, folder)
             if parsed.json:
@@ -66,7 +67,7 @@ def main() -> None:
                 report_configurations(configurations, console)
                 console.print(f"  written to {folder}", soft_wrap=True)
             return
-        with progress_bar(terminal(stderr=True)) as show:
+        with measuring(terminal(stderr=True)) as show:
             found = select(runs, selector, names, progress=show, **numbers)
         write(found, folder)
         if parsed.json:

@@ -24,6 +24,7 @@ from offrl.datasets.recipes import RECIPES
 from offrl.errors import run_command
 from offrl.learning.population import Population
 from offrl.playing import simulators
+from offrl.reporting import progress
 from offrl.reporting.console import terminal
 from offrl.reporting.training_help import print_help
 from offrl.runs import configuration
@@ -82,7 +83,7 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
             tracker = Tracker(config["wandb"], config["wandb_project"], path, config, run.info)
             seeds = [seed for _, seed, _ in members]
             population = Population(algorithm, configs, seeds, spec, algorithm.prepare(train_split, configs[0]))
-            optimise(run, population, tracker)
+            optimise(run, population, tracker, partial(progress.training, terminal()))
             tracker.finish(*show_evaluation(run, protocol), partial(report_of, run))
         else:
             show_evaluation(run, protocol)
@@ -103,7 +104,10 @@ def show_evaluation(run: Run, protocol: dict[str, Any]) -> tuple[pd.DataFrame | 
     from offrl.playing.evaluation import evaluate_run
     from offrl.reporting.run_scores import summarize
 
-    table = evaluate_run(run.path, "all", protocol["episodes"], protocol["evaluation_seed"])
+    console = terminal(stderr=True)
+    shown = partial(progress.evaluation, console)
+    episodes, seed = protocol["episodes"], protocol["evaluation_seed"]
+    table = evaluate_run(run.path, "all", episodes, seed, warn=console.print, progress=shown)
     return table, summarize(run.path, table)
 
 

@@ -157,7 +157,7 @@ def test_both_commands_write_their_tables_for_a_run(run: Run):
 
 
 def test_the_steps_of_the_policy_are_as_the_environment_made_them(run: Run):
-    visited = penalty_study.visit(run, 0, 10, 2, QUIET)
+    visited = penalty_study.visit(run, 0, 10, 2, print)
     steps = visited.steps
     first = visited.episodes == 0
     length = min(episode_length(3), 20)

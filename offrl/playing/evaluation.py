@@ -6,9 +6,9 @@ its end. One row is kept for every episode, and an episode that has its row is n
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from offrl.algorithm import Spec
 from offrl.data.transforms import transform_observations
@@ -33,6 +31,12 @@ EPISODES_AT_ONCE = 32
 SIMULATORS_AT_ONCE = 128
 
 Act = Callable[[np.ndarray], np.ndarray]
+Played = Callable[[int, int, int], None]
+"""Called with (step, episodes, environment steps) when so many episodes of a checkpoint have been played."""
+
+
+def warn_on_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def evaluate_policies(
@@ -89,7 +93,8 @@ def evaluate_run(
     *,
     env: str | None = None,
     workers: int | None = None,
-    console: Console | None = None,
+    warn: Callable[[str], None] = warn_on_stderr,
+    progress: Callable[[int], AbstractContextManager[Played]] | None = None,
 ) -> pd.DataFrame:
     """Score checkpoints of a run; what the oracle table holds already is not played again.
 
@@ -99,7 +104,8 @@ def evaluate_run(
             as the run's protocol says.
         env: another environment than the one of the run's dataset; its scores are not normalised.
         workers: simulator processes; by default one per core.
-        console: where progress goes; by default standard error.
+        warn: called with what the user should know: a member that diverged, another action box.
+        progress: of the number of episodes to play: what shows how far it is.
 
     Returns:
         The rows of the oracle table that were asked for, by step, member, episode.
@@ -109,7 +115,6 @@ def evaluate_run(
         SimulatorError: the environment failed. What was finished before is kept.
     """
     run = Run.open(run_path)
-    console = console or Console(stderr=True)
     protocol, dataset = run.info["protocol"], run.info["dataset"]
     if env is None and dataset["env_id"] is not None:
         env = environment_of(run.path, dataset["env_id"])
@@ -119,8 +124,10 @@ def evaluate_run(
         env=env,
         episodes=protocol["episodes"] if episodes is None else episodes,
         seed=protocol["evaluation_seed"] if seed is None else seed,
-        plan=plan_checkpoints(run, checkpoints, console),
+        plan=plan_checkpoints(run, checkpoints),
     )
+    for text in diverged_members(run):
+        warn(text)
     if request.episodes < 1 or request.seed < 0:
         raise UserError(f"episodes={request.episodes} seed={request.seed}: at least 1 episode, and a seed of 0 or more")
 
@@ -130,12 +137,12 @@ def evaluate_run(
         env_kwargs = dataset["env_kwargs"] if request.env == dataset["env_id"] else {}
         counts = [int(part.sum()) for _, part in parts]
         simulators = Simulators(request.env, env_kwargs, max(counts), workers)
-        check_spaces(run, simulators, console)
+        check_spaces(run, simulators, warn)
         remembering = None if run.policy.memory is None else RememberingPolicies(run, simulators.spaces)
         act = deployed_policies(run, simulators)
         seeds = request.seed + np.arange(request.episodes)
         restored: int | None = None
-        with simulators, _progress(console, sum(counts)) as played:
+        with simulators, progress(sum(counts)) if progress else nullcontext() as played:
             for (step, part), count in zip(parts, counts, strict=True):
                 if step != restored:
                     states, restored = jax.device_put(run.restore(step)), step
@@ -145,11 +152,12 @@ def evaluate_run(
                 result = evaluate_policies(played_by, simulators, seeds, part, slots)
                 # kept as soon as it is finished
                 write_returns(run, oracle_rows(run, request, step, part, result))
-                played(step, count, int(result.lengths.sum()))
+                if played:
+                    played(step, count, int(result.lengths.sum()))
     return request.rows(read_returns(run))
 
 
-def plan_checkpoints(run: Run, checkpoints: str | Sequence[int], console: Console) -> dict[int, list[int]]:
+def plan_checkpoints(run: Run, checkpoints: str | Sequence[int]) -> dict[int, list[int]]:
     """The members to score at each step; a member is left out once it has diverged.
 
     Raises:
@@ -173,16 +181,26 @@ def plan_checkpoints(run: Run, checkpoints: str | Sequence[int], console: Consol
         raise UserError(
             f"{run.path}: no checkpoint of a healthy member to score; train it first, or look at its metrics"
         )
-    for member in run.members:
-        if member["diverged_at"] is not None:
-            number = member["member"]
-            until = "not scored" if last[number] is None else f"scored up to step {last[number]}"
-            console.print(f"member {number} diverged at step {member['diverged_at']}: {until}")
     return dict(sorted(plan.items()))
 
 
-def check_spaces(run: Run, simulators: Simulators, console: Console) -> None:
-    """Refuse an environment whose spaces are not those of the data; tell of another action box, and of other parts."""
+def diverged_members(run: Run) -> list[str]:
+    """A line for each member that diverged: until where it can be scored."""
+    lines = []
+    for member in run.members:
+        if member["diverged_at"] is not None:
+            last = run.last_checkpoint(member["member"])
+            until = "not scored" if last is None else f"scored up to step {last}"
+            lines.append(f"member {member['member']} diverged at step {member['diverged_at']}: {until}")
+    return lines
+
+
+def check_spaces(run: Run, simulators: Simulators, warn: Callable[[str], None]) -> None:
+    """Warn of an environment whose action box, or whose parts of an observation, are not those of the data.
+
+    Raises:
+        UserError: its spaces are others.
+    """
     dataset, spaces = run.info["dataset"], simulators.spaces
     for what, size, found in zip(("observations", "actions"), sizes(run.spec), sizes(spaces), strict=True):
         if size != found:
@@ -193,13 +211,13 @@ def check_spaces(run: Run, simulators: Simulators, console: Console) -> None:
     ours = np.array([dataset["action_low"], dataset["action_high"]])
     theirs = np.array([spaces.action_low, spaces.action_high])
     if not np.allclose(ours, theirs, rtol=0, atol=1e-5):
-        console.print(
+        warn(
             f"warning: the action box of {dataset['name']} is not that of {simulators.env_id}: "
             f"actions are in the data's units, clipped to the environment's box"
         )
     layout = tuple(dataset.get("observation_layout", ()))
     if layout and layout != spaces.observation_layout:
-        console.print(
+        warn(
             f"warning: the observations of {dataset['name']} are {', '.join(layout)}, those of {simulators.env_id} "
             f"{', '.join(spaces.observation_layout) or 'have no parts'}"
         )
@@ -229,26 +247,3 @@ def sizes(spaces: Spec | Spaces) -> tuple[str, str]:
         f"size {' x '.join(map(str, spaces.observation_shape or (spaces.observation_dim,)))}",
         f"{spaces.action_dim} choices" if spaces.discrete else f"size {spaces.action_dim}",
     )
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar over episodes on a terminal; a line for each part elsewhere."""
-    began = time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} episodes"))
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("evaluate", total=total)
-        done = 0
-
-        def played(step: int, episodes: int, environment_steps: int) -> None:
-            nonlocal done, began
-            done += episodes
-            seconds, began = time.perf_counter() - began, time.perf_counter()
-            rate = f"{environment_steps / seconds:,.0f} steps/s"
-            bar.update(task, completed=done, description=f"evaluate step {step:,} ({rate})")
-            if not console.is_terminal:
-                console.print(f"evaluated step {step}: {done}/{total} episodes, {rate}", highlight=False)
-
-        yield played

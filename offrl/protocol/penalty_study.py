@@ -11,13 +11,13 @@ episodes anew.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from rich.console import Console
 from scipy.stats import rankdata
 
 import offrl
@@ -46,7 +46,7 @@ class Visited(NamedTuple):
     episodes: np.ndarray
 
 
-def visit(run: Run, member: int, step: int, episodes: int, console: Console) -> Visited:
+def visit(run: Run, member: int, step: int, episodes: int, warn: Callable[[str], None]) -> Visited:
     """Every step of so many episodes of the deployed policy, in the run's environment.
 
     Raises:
@@ -56,7 +56,7 @@ def visit(run: Run, member: int, step: int, episodes: int, console: Console) -> 
     if dataset["env_id"] is None:
         raise UserError(f"{run.path}: this run has no environment (env=null); the true error needs one")
     simulators = Simulators(environment_of(run.path, dataset["env_id"]), dataset["env_kwargs"], episodes)
-    check_spaces(run, simulators, console)
+    check_spaces(run, simulators, warn)
     act, states = deployed_policies(run, simulators), jax.device_put(run.restore(step))
     parts: list[tuple[np.ndarray, ...]] = []
     with simulators:
@@ -124,7 +124,7 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray) -> tupl
     return float(correlation(sums.sum(1))), error
 
 
-def study(run: Run, episodes: int, step: int | None, console: Console) -> pd.DataFrame:
+def study(run: Run, episodes: int, step: int | None, warn: Callable[[str], None]) -> pd.DataFrame:
     """Rank correlations of every penalty with every error, of each member: the columns of COLUMNS.
 
     Raises:
@@ -137,7 +137,7 @@ def study(run: Run, episodes: int, step: int | None, console: Console) -> pd.Dat
         at, ensemble = ensemble_of(run, member, step)
         _, held_out = split(run)
         unseen = Visited(steps_of(held_out), held_out.episode_of_step[held_out.dynamics_rows])
-        places = {"visited by the policy": visit(run, member, at, episodes, console), "unseen data": unseen}
+        places = {"visited by the policy": visit(run, member, at, episodes, warn), "unseen data": unseen}
         for place, (batch, of_episode) in places.items():
             parts = []
             for first in range(0, len(of_episode), ROWS_AT_ONCE):

@@ -11,14 +11,13 @@ import importlib.resources
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import yaml
-from rich.console import Console
 
 import offrl.algorithm
 import offrl.data
@@ -150,17 +149,20 @@ def make_plan(
     return Plan(name, datasets, algorithms, seeds or table["seeds"], protocol, folder, table.get("settings", {}))
 
 
-def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tuple[str, str], str]:
-    """Train and score what is not there; (dataset, algorithm) -> the reason why it could not be."""
-    reasons: dict[tuple[str, str], str] = {}
-    with console.status("looking at the runs that are there"):
-        reasons |= {cell: obstacle for cell in plan.cells() if (obstacle := plan.obstacle(*cell))}
+def run_missing(
+    plan: Plan, launcher: str | None, say: Callable[[str, str], None], output: IO[str] | None = None
+) -> dict[tuple[str, str], str]:
+    """Train and score what is not there; (dataset, algorithm) -> the reason why it could not be.
+
+    Args:
+        say: called with a line and its kind: heading, warning, command, or nothing.
+        output: where the standard output of training goes, by default to ours.
+    """
+    reasons = {cell: obstacle for cell in plan.cells() if (obstacle := plan.obstacle(*cell))}
     for (dataset, algorithm), obstacle in reasons.items():
-        console.print(f"{dataset}, {algorithm}: {obstacle}", style="yellow", highlight=False, markup=False,
-                      soft_wrap=True)  # fmt: skip
+        say(f"{dataset}, {algorithm}: {obstacle}", "warning")
     missing = [cell for cell in plan.cells() if cell not in reasons and not plan.finished(*cell)]
-    about = f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} to do"
-    console.print(about, style="bold")
+    say(f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} to do", "heading")
     seconds: list[float] = []
     for dataset in plan.datasets:
         todo = [algorithm for d, algorithm in missing if d == dataset]
@@ -173,26 +175,23 @@ def run_missing(plan: Plan, launcher: str | None, console: Console) -> dict[tupl
             if dataset.startswith("d4rl:"):
                 file = offrl.data.d4rl.cached_path(dataset.removeprefix("d4rl:"))
                 reason += f"; or put that file at {file} and run this again"
-            console.print(f"{dataset}: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            say(f"{dataset}: {reason}", "warning")
             reasons |= {(dataset, algorithm): reason for algorithm in todo}
             missing = [cell for cell in missing if cell not in reasons]
             continue
         for algorithms in _batches(plan, todo, launcher):
             if seconds:
-                left = np.mean(seconds) * len(missing)
-                console.print(f"about {left / 60:.0f} min left", highlight=False)
+                say(f"about {np.mean(seconds) * len(missing) / 60:.0f} min left", "")
             flags = ["-m", f"hydra/launcher={launcher}"] if launcher else []
             command = [*flags, *plan.command(dataset, algorithms)]
-            console.print(" ".join(["python -m offrl.train", *command]), style="dim", highlight=False, markup=False,
-                          soft_wrap=True)  # fmt: skip
+            say(" ".join(["python -m offrl.train", *command]), "command")
             started = time.monotonic()
-            last_words = train(command, sys.stderr if console.stderr else None)
+            last_words = train(command, output)
             for algorithm in algorithms:
                 missing.remove((dataset, algorithm))
                 if not plan.finished(dataset, algorithm):
                     reasons[dataset, algorithm] = last_words
-                    console.print(f"{dataset}, {algorithm}: {last_words}", style="yellow", highlight=False,
-                                  markup=False, soft_wrap=True)  # fmt: skip
+                    say(f"{dataset}, {algorithm}: {last_words}", "warning")
             seconds.append((time.monotonic() - started) / len(algorithms))
     return reasons
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from offrl.data.dataset import Reference
 from offrl.errors import UserError
@@ -234,7 +233,7 @@ def fully_scored(run: Run) -> bool:
     if not env or not protocol["episodes"]:
         return True
     try:
-        plan = plan_checkpoints(run, "all", Console(quiet=True))
+        plan = plan_checkpoints(run, "all")
     except UserError:  # every member diverged before its first checkpoint
         return True
     request = Request(env, protocol["episodes"], protocol["evaluation_seed"], plan)

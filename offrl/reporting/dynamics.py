@@ -78,7 +78,7 @@ def study(
         UserError: no such run or checkpoint, no dynamics in it, no environment, or no unseen episode.
     """
     run, console = Run.open(run_path), console or terminal()
-    table = penalty_study.study(run, episodes, step, console)
+    table = penalty_study.study(run, episodes, step, console.print)
     folder = run.path / "assisted"
     folder.mkdir(exist_ok=True)
     write_whole(folder / "penalty_study.csv", table.to_csv(index=False))

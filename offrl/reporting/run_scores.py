@@ -36,7 +36,7 @@ def summarize(run_path: str | Path, rows: pd.DataFrame, console: Console | None 
     console = console or terminal()
     print_scores(run, rows, console)
     env, episodes, seed = rows["env"].iloc[0], rows["episode"].max() + 1, rows["reset_seed"].min()
-    everything = plan_checkpoints(run, "all", Console(quiet=True))
+    everything = plan_checkpoints(run, "all")
     curve = Request(env, episodes, seed, everything).rows(read_returns(run))
     complete = curve.groupby(["step", "member"])["episode"].transform("size") == episodes
     picture = run.path / "summary.png"

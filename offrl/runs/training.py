@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ from offrl.algorithm import Phase
 from offrl.errors import writing
 from offrl.learning.population import NEVER, Population
 from offrl.runs.folder import cut_metrics
-from offrl.runs.progress import progress_bar
 from offrl.runs.run import METRIC_COLUMNS, Run
 from offrl.runs.tracking import Tracker
 
@@ -36,8 +37,18 @@ def schedule(phases: tuple[Phase, ...], protocol: dict[str, Any]) -> list[tuple[
     return stretches
 
 
-def optimise(run: Run, population: Population, tracker: Tracker) -> None:
-    """Train from the last checkpoint, or from the start, to the end of the run's schedule."""
+Show = Callable[[str, int, float, dict[str, float]], None]
+"""Called with (phase, step, updates per second, mean loss by name) after each stretch of updates."""
+
+
+def optimise(
+    run: Run, population: Population, tracker: Tracker, progress: Callable[[int, int], AbstractContextManager[Show]]
+) -> None:
+    """Train from the last checkpoint, or from the start, to the end of the run's schedule.
+
+    Args:
+        progress: of (updates of the whole run, updates made before): what shows how far training is.
+    """
     stretches = schedule(population.phases, run.info["protocol"])
     total = stretches[-1][1] + stretches[-1][2]
     resumed_at = 0
@@ -51,7 +62,7 @@ def optimise(run: Run, population: Population, tracker: Tracker) -> None:
 
     started = last = time.monotonic()
     phase_begun = None
-    with progress_bar(total, resumed_at) as show, (run.path / "metrics.csv").open("a", newline="") as table:
+    with progress(total, resumed_at) as show, (run.path / "metrics.csv").open("a", newline="") as table:
         for phase, first, count, is_checkpoint in stretches:
             if first < resumed_at:
                 phase_begun = phase.name

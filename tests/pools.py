@@ -105,7 +105,7 @@ def made_run(
     info = {
         "algorithm": {"name": loaded.name, "file": algorithm if algorithm.endswith(".py") else None},
         "phases": [{"name": "train", "updates": 30}],
-        "spec": Spec(dataset.observation_dim, dataset.action_dim, max(states))._asdict(),
+        "spec": Spec.of(dataset, max(states))._asdict(),
         "protocol": {"validation_fraction": validation_fraction, "split_seed": 0},
         "identity": {"algo": {"name": loaded.name}, "path": str(path)},
         "dataset": {

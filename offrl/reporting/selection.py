@@ -29,9 +29,10 @@ def report(selection: Selection, console: Console) -> None:
     pool = selection.pool
     about = (
         f" of {pool.table['run'].nunique()} runs on {pool.dataset.name}; "
-        f"{int(pool.held_out.sum())} of {pool.dataset.episodes} episodes held out; "
-        f"coverage {selection.scores.attrs['coverage']:.2f}"
+        f"{int(pool.held_out.sum())} of {pool.dataset.episodes} episodes held out"
     )
+    if np.isfinite(selection.scores.attrs["coverage"]):
+        about += f"; coverage {selection.scores.attrs['coverage']:.2f}"
     console.print(Text.assemble((f"{len(pool)} candidates", "bold"), about))
     if not pool.held_out.any():
         missing = "no episode is held out: nothing that needs held-out data was measured"
@@ -136,7 +137,7 @@ def as_json(selection: Selection) -> dict[str, Any]:
         "dataset": pool.dataset.name,
         "fingerprint": pool.dataset.fingerprint,
         "held_out_episodes": int(pool.held_out.sum()),
-        "coverage": selection.scores.attrs["coverage"],
+        "coverage": None if np.isnan(selection.scores.attrs["coverage"]) else selection.scores.attrs["coverage"],
         "selector": selection.selector,
         "deploy": choice.deploy,
         "abstains": choice.abstains,

@@ -254,6 +254,11 @@ class Pool:
             steps=steps,
         )
 
+    @property
+    def images(self) -> bool:
+        """Whether observations are images."""
+        return self.dataset.observations.ndim > 2
+
     @cached_property
     def initial_observations(self) -> np.ndarray:
         """The first observation of every episode of the dataset, [episodes, observation_dim]."""

@@ -38,6 +38,8 @@ class Measurement(NamedTuple):
     """Candidates measured at once: what an interrupted command loses."""
     reads: tuple[str, ...] = ()
     """Other measurements whose values it starts from."""
+    images: bool = False
+    """True where it holds for image observations too; else it is left out there, with the reason."""
 
 
 @dataclass

@@ -210,5 +210,6 @@ MEASUREMENTS = (
         (Diagnostic("bvft", "low", "rank of Q in a tournament of projected Bellman errors, 0 to 1 (F1)"),),
         measure_bvft,
         per_policy=False,
+        images=True,
     ),
 )

@@ -392,9 +392,9 @@ def _concordance(rows: Rows, q: np.ndarray, top: np.ndarray, bottom: np.ndarray)
 
 
 MEASUREMENTS = (
-    Measurement("td", TD, td_error),
-    Measurement("critic_values", VALUES, values),
-    Measurement("advantages", ADVANTAGES, discounted_advantages),
-    Measurement("weights", WEIGHTS, weight_ess),
-    Measurement("off_policy_classification", OPC, off_policy_classification),
+    Measurement("td", TD, td_error, images=True),
+    Measurement("critic_values", VALUES, values, images=True),
+    Measurement("advantages", ADVANTAGES, discounted_advantages, images=True),
+    Measurement("weights", WEIGHTS, weight_ess, images=True),
+    Measurement("off_policy_classification", OPC, off_policy_classification, images=True),
 )

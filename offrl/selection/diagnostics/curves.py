@@ -96,16 +96,20 @@ UNDERFIT = (
 def underfit(pool: Pool) -> dict[str, Scores]:
     """B2: what the critic has made of its two losses, on training rows and free of scale.
 
-    The gap is CQL's penalty with ten uniform actions per state: above 0 the critic still values actions at random above
-    the data's.
+    The gap is CQL's penalty with ten uniform actions per state, or with all of them where they are discrete: above 0
+    the critic still values actions at random above the data's.
     """
     if reason := none_applies(pool):
         return all_not_applicable(pool, UNDERFIT, reason)
     rows = critic_rows(pool, "train")
     thin = np.linspace(0, len(rows) - 1, min(len(rows), GAP_ROWS)).astype(int)
     part = rows.take(thin)
-    actions = np.random.default_rng(pool.seed).uniform(-1, 1, (len(part) * GAP_ACTIONS, rows.actions.shape[1]))
-    states = np.repeat(part.observations, GAP_ACTIONS, 0)
+    count = pool.dataset.action_dim if pool.dataset.discrete else GAP_ACTIONS
+    if pool.dataset.discrete:
+        actions = np.tile(np.eye(count), (len(part), 1))
+    else:
+        actions = np.random.default_rng(pool.seed).uniform(-1, 1, (len(part) * count, rows.actions.shape[1]))
+    states = np.repeat(part.observations, count, 0)
 
     def td(candidate: Candidate) -> np.ndarray:
         error, target = td_parts(pool, candidate, "train")
@@ -116,7 +120,7 @@ def underfit(pool: Pool) -> dict[str, Scores]:
         data = own_q(pool, candidate, "train/data")[0].astype(np.float64)
         q = pool.q(candidate, states, actions.astype(np.float32))
         assert q is not None
-        random = q.min(0).astype(np.float64).reshape(-1, GAP_ACTIONS)
+        random = q.min(0).astype(np.float64).reshape(-1, count)
         highest = random.max(1, keepdims=True)
         soft = highest[:, 0] + np.log(np.exp(random - highest).mean(1))
         return np.stack([(soft - data[thin]) / data.std()])
@@ -172,7 +176,7 @@ def fit(pool: Pool) -> dict[str, Scores]:
 
 
 MEASUREMENTS = (
-    Measurement("dataset_q", DATASET_Q, dataset_q),
-    Measurement("underfit", UNDERFIT, underfit),
-    Measurement("fit", FIT, fit),
+    Measurement("dataset_q", DATASET_Q, dataset_q, images=True),
+    Measurement("underfit", UNDERFIT, underfit, images=True),
+    Measurement("fit", FIT, fit, images=True),
 )

@@ -36,6 +36,7 @@ class Sample(NamedTuple):
     rewards: np.ndarray
     next_observations: np.ndarray
     episodes: np.ndarray
+    discrete: bool = False
 
 
 def sample(dataset: Dataset, rows: int = ROWS, seed: int = 0) -> Sample:
@@ -50,11 +51,14 @@ def sample(dataset: Dataset, rows: int = ROWS, seed: int = 0) -> Sample:
         dataset.rewards[steps],
         dataset.observations[at + 1],
         dataset.episode_of_step[steps],
+        dataset.discrete,
     )
 
 
 def checks(dataset: Dataset, seed: int = 0) -> pd.DataFrame:
-    """All of them: check, value, level, message."""
+    """All of them: check, value, level, message. Of images only what returns say."""
+    if dataset.observations.ndim > 2:
+        return pd.DataFrame(return_profile(dataset), columns=list(Check._fields))
     rows = sample(dataset, seed=seed)
     found = [
         *return_profile(dataset),
@@ -111,7 +115,7 @@ def predictability(rows: Sample, seed: int = 0) -> Check:
     if held_out.all():
         held_out = random.random(len(rows.episodes)) < 0.2
     train = ~held_out
-    clone = fit_clone(rows.observations[train], rows.actions[train], rows.episodes[train], seed, updates=2_000)
+    clone = fit_clone(rows.observations[train], rows.actions[train], rows.episodes[train], seed, 2_000, rows.discrete)
     error = ((rows.actions[held_out] - clone.expected(rows.observations[held_out])) ** 2).sum()
     total = ((rows.actions[held_out] - rows.actions[train].mean(0)) ** 2).sum()
     value = float(1 - error / total) if total > 0 else 1.0
@@ -125,7 +129,8 @@ def predictability(rows: Sample, seed: int = 0) -> Check:
 def action_coverage(rows: Sample, seed: int = 0) -> float:
     """c in [0, 1]: the spread of actions among states alike, over that of uniform actions, mean over dimensions.
 
-    Among the 10 nearest states of other episodes (of any, where there is one). Near 0 the data are narrow: only what
+    The spread is the standard deviation; of discrete actions, how often two of them differ. Among the 10 nearest states
+    of other episodes (of any, where there is one). Near 0 the data are narrow: only what
     was done can be judged; near 1 they are broad.
     """
     random = np.random.default_rng(seed)
@@ -134,12 +139,17 @@ def action_coverage(rows: Sample, seed: int = 0) -> float:
     states = (rows.observations - rows.observations.mean(0)) / (rows.observations.std(0) + 1e-6)
     queries = random.choice(len(states), min(len(states), QUERIES), replace=False)
     nearest, _ = _nearest(states, rows.episodes, queries)
+    if rows.discrete:
+        differ = rows.actions[nearest].var(1, ddof=1).sum(1).mean()  # one-hot: unbiased, however few the neighbours
+        return float(min(differ / (1 - 1 / max(rows.actions.shape[1], 2)), 1.0))
     spread = rows.actions[nearest].std(1, ddof=1).mean(0)  # [action_dim]
     return float(np.minimum(spread / UNIFORM_STD, 1).mean())
 
 
 def coverage(pool: Pool) -> float:
-    """`action_coverage` of the pool's dataset; made once."""
+    """`action_coverage` of the pool's dataset; made once. nan where observations are images."""
+    if pool.images:
+        return np.nan
     return pool.once("coverage", lambda: action_coverage(sample(pool.dataset, seed=pool.seed), pool.seed))
 
 
@@ -151,7 +161,8 @@ def coverage_check(rows: Sample, seed: int = 0) -> Check:
 
 
 def _take(rows: Sample, indices: np.ndarray) -> Sample:
-    return Sample(*(column[indices] for column in rows))
+    columns = {name: column[indices] for name, column in rows._asdict().items() if name != "discrete"}
+    return rows._replace(**columns)
 
 
 def _nearest(points: np.ndarray, episodes: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -53,7 +53,8 @@ def doubly_robust(
 
 def measure_doubly_robust(pool: Pool) -> dict[str, Scores]:
     """Of the policy that `measure_importance_sampling` values, with a Q fitted to it: the mean of FQE's heads on the
-    training rows, with the data's noise on the next actions. V is the mean over a noise and its negative.
+    training rows, with the data's noise on the next actions. V is the mean over a noise and its negative. Discrete
+    actions have no noise.
     """
     rows, inputs = pool.train, standardiser(pool)
 

@@ -215,11 +215,13 @@ MEASUREMENTS = (
         "finite",
         (Diagnostic("non_finite", "flag", "1 where training diverged, or a parameter, action or value is no number"),),
         non_finite,
+        images=True,
     ),
     Measurement(
         "range",
         (Diagnostic("out_of_range", "flag", "share of (s, pi(s)) whose Q no policy can have; veto above 1 % (B3)"),),
         out_of_range,
+        images=True,
     ),
-    Measurement("features", FEATURES, features),
+    Measurement("features", FEATURES, features, images=True),
 )

@@ -16,6 +16,7 @@ from offrl.selection.diagnostics import fitting
 from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, not_applicable, spread, without_error
 from offrl.selection.diagnostics.features import standardiser
 from offrl.selection.diagnostics.fitting import DISCOUNT, NO_HELD_OUT, NOT_FINITE, follow, network
+from offrl.selection.diagnostics.support import behaviour_clone
 from offrl.selection.pool import RESAMPLES, Pool, in_chunks
 
 ESS_STEP = 50
@@ -91,6 +92,9 @@ def measure_importance_sampling(pool: Pool) -> dict[str, Scores]:
     in their means alone: the candidate's action, and a clone's fitted to the training rows. Their standard deviations
     are those of the held-out actions about the clone. The clone itself has ratio 1, and gets the mean discounted return
     of the held-out episodes. Where the data have several modes the Gaussian is wrong, and no sample size tells.
+
+    Of discrete actions the candidate's own is valued, without noise: the ratio is 0 where the data's differs, and else
+    one over its probability by the categorical `support.behaviour_clone`.
     """
 
     def estimate(logged: LoggedEpisodes, i: int, log_ratios: np.ndarray, weights: np.ndarray) -> Estimate:
@@ -152,7 +156,9 @@ class LoggedEpisodes(NamedTuple):
     actions: np.ndarray
     means: np.ndarray
     deviations: np.ndarray
-    """[action_dim]."""
+    """[action_dim]; 0 where actions are discrete."""
+    log_prob: np.ndarray | None
+    """[rows], of discrete actions: the behaviour's."""
 
     @property
     def inside(self) -> np.ndarray:
@@ -161,7 +167,10 @@ class LoggedEpisodes(NamedTuple):
 
 
 def _log_ratio(logged: LoggedEpisodes, actions: np.ndarray) -> np.ndarray:
-    """log N(a; pi(s), sd) - log N(a; mean, sd) at the logged actions, [rows]."""
+    """log N(a; pi(s), sd) - log N(a; mean, sd) at the logged actions, [rows]; of discrete ones -inf where they differ
+    from pi(s)."""
+    if logged.log_prob is not None:
+        return np.where((logged.actions == actions).all(1), -logged.log_prob, -np.inf)
     behaviour = ((logged.actions - logged.means) / logged.deviations) ** 2
     target = ((logged.actions - actions) / logged.deviations) ** 2
     return 0.5 * (behaviour - target).sum(1)
@@ -180,17 +189,19 @@ def logged_episodes(pool: Pool) -> LoggedEpisodes:
     observations = dataset.observations[dataset.observation_rows[steps]]
     states = dataset.observations[np.isin(np.repeat(np.arange(dataset.episodes), dataset.lengths + 1), episodes)]
     actions = actions_to_unit_box(dataset.transforms, dataset.actions[steps])
+    terminated = dataset.terminations[dataset.ends[episodes]]
+    lost = ~dataset.final_observation_known[episodes] & ~terminated
+    described = (episodes, lengths, terminated, lost, rewards, observations, states, actions)
+    if dataset.discrete:
+        log_prob = behaviour_clone(pool).log_prob(observations, actions).astype(np.float64)
+        return LoggedEpisodes(*described, actions, np.zeros(dataset.action_dim), log_prob)
     init_key, key = jax.random.split(jax.random.key(pool.seed + 2))
     clone, clone_inputs = network(dataset.action_dim), jnp.asarray(inputs(train.observations))
     params = fit_clone(key, clone.init(init_key, clone_inputs[:1]), clone_inputs, jnp.asarray(train.actions))
     program: Any = jax.jit(lambda x: clone.apply(params, x))
     means = in_chunks(program, inputs(observations)).astype(np.float64)
     deviations = np.maximum(np.sqrt(((actions - means) ** 2).mean(0)), 1e-3)
-    terminated = dataset.terminations[dataset.ends[episodes]]
-    lost = ~dataset.final_observation_known[episodes] & ~terminated
-    return LoggedEpisodes(
-        episodes, lengths, terminated, lost, rewards, observations, states, actions, means, deviations
-    )
+    return LoggedEpisodes(*described, means, deviations, None)
 
 
 MEASUREMENTS = (

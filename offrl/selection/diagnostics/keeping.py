@@ -18,6 +18,7 @@ from offrl.selection.pool import RESAMPLES, Pool
 VERSION = 3
 """Of the numbers: raise it when a diagnostic changes, and what is kept with the runs is computed anew."""
 HAS_MEMORY = "not applicable: the policy has memory"
+SEES_IMAGES = "not applicable: observations are images, this needs vectors"
 COLUMNS = ["diagnostic", "value", "standard_error", "seconds", "reason"]
 
 
@@ -91,6 +92,8 @@ def _measure_one(
 
 def apply(measurement: Measurement, pool: Pool) -> dict[str, Scores]:
     """What it measures; candidates with memory are left out, as single logged states do not say what they would do."""
+    if pool.images and not measurement.images:
+        return {diagnostic.name: not_applicable(pool, SEES_IMAGES) for diagnostic in measurement.diagnostics}
     plain = [i for i, candidate in enumerate(pool.candidates) if candidate.run.policy.memory is None]
     if len(plain) == len(pool):
         return measurement.measure(pool)

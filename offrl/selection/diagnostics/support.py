@@ -1,7 +1,8 @@
 """How far a policy goes from the data, for algorithms with and without critics: D1-D6 and B8 of the catalogue.
 
 A policy that does what good data do can be trusted to do as well; closeness to bad data says nothing good. Actions are
-in [-1, 1]. Where the policy is compared with logged actions, rows are held out from training.
+in [-1, 1], discrete ones one-hot: the squared distance of two that differ is 2. Where the policy is compared with
+logged actions, rows are held out from training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from offrl.learning.networks import MLP, gaussian_log_prob
+from offrl.learning.networks import MLP, categorical_log_prob, gaussian_log_prob
 from offrl.learning.updates import adam_init, adam_step
 from offrl.selection.diagnostics.base import Diagnostic, Measurement, Scores, not_applicable, over_episodes, ratio
 from offrl.selection.diagnostics.critic import NOT_HELD_OUT, of_means
@@ -95,7 +96,10 @@ UNIFORM_WEIGHT = 1e-3
 
 
 class Clone(NamedTuple):
-    """A mixture of Gaussians over actions, given a state: the behaviour policy as far as the data show it."""
+    """The behaviour policy as far as the data show it: a mixture of Gaussians over actions, given a state.
+
+    Of discrete actions a categorical distribution.
+    """
 
     params: Any
     mean: np.ndarray
@@ -103,14 +107,15 @@ class Clone(NamedTuple):
     """Of raw observations, which the network sees standardised."""
     nll: float
     """Of the rows it was stopped by, per row."""
+    discrete: bool
 
     def log_prob(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """[n], at raw observations and actions in [-1, 1]."""
-        return in_chunks(partial(_clone_log_prob, self.params), self._seen(observations), actions)
+        return in_chunks(partial(_clone_log_prob, self.discrete, self.params), self._seen(observations), actions)
 
     def expected(self, observations: np.ndarray) -> np.ndarray:
-        """The mean action [n, action_dim] at raw observations."""
-        return in_chunks(partial(_clone_mean, self.params), self._seen(observations))
+        """The mean action [n, action_dim] at raw observations: of discrete ones their probabilities."""
+        return in_chunks(partial(_clone_mean, self.discrete, self.params), self._seen(observations))
 
     def _seen(self, observations: np.ndarray) -> np.ndarray:
         return ((observations - self.mean) / self.std).astype(np.float32)
@@ -125,16 +130,26 @@ def _mixture(params: Any, observations: jax.Array) -> tuple[jax.Array, jax.Array
     return jnp.tanh(raw[..., :dim]), log_std, jax.nn.log_softmax(raw[..., -1])
 
 
-@jax.jit
-def _clone_log_prob(params: Any, observations: jax.Array, actions: jax.Array) -> jax.Array:
+def _logits(params: Any, observations: jax.Array) -> Any:
+    """Of discrete actions."""
+    return MLP(CLONE_DIMS, params["params"]["Dense_2"]["bias"].shape[0]).apply(params, observations)
+
+
+@partial(jax.jit, static_argnums=0)
+def _clone_log_prob(discrete: bool, params: Any, observations: jax.Array, actions: jax.Array) -> jax.Array:
+    if discrete:
+        known = categorical_log_prob(_logits(params, observations), actions)
+        return jnp.logaddexp(jnp.log1p(-UNIFORM_WEIGHT) + known, jnp.log(UNIFORM_WEIGHT / actions.shape[-1]))
     mean, log_std, log_weight = _mixture(params, observations)
     gaussians = jax.nn.logsumexp(log_weight + gaussian_log_prob(mean, log_std, actions[..., None, :]), -1)
     uniform = jnp.log(UNIFORM_WEIGHT) - actions.shape[-1] * jnp.log(2.0)
     return jnp.logaddexp(jnp.log1p(-UNIFORM_WEIGHT) + gaussians, uniform)
 
 
-@jax.jit
-def _clone_mean(params: Any, observations: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=0)
+def _clone_mean(discrete: bool, params: Any, observations: jax.Array) -> jax.Array:
+    if discrete:
+        return jax.nn.softmax(_logits(params, observations))
     mean, _, log_weight = _mixture(params, observations)
     return (jnp.exp(log_weight)[..., None] * mean).sum(-2)
 
@@ -145,14 +160,16 @@ def _clone_init(key: jax.Array, inputs: int, outputs: int) -> tuple[Any, Any]:
     return params, adam_init(params)
 
 
-@jax.jit
-def _clone_block(key: jax.Array, params: Any, optimizer: Any, observations: jax.Array, actions: jax.Array) -> Any:
+@partial(jax.jit, static_argnums=0)
+def _clone_block(
+    discrete: bool, key: jax.Array, params: Any, optimizer: Any, observations: jax.Array, actions: jax.Array
+) -> Any:
     def update(carry: Any, key: jax.Array) -> tuple[Any, None]:
         params, optimizer = carry
         rows = jax.random.randint(key, (CLONE_BATCH,), 0, len(observations))
 
         def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return -_clone_log_prob(params, observations[rows], actions[rows]).mean(), {}
+            return -_clone_log_prob(discrete, params, observations[rows], actions[rows]).mean(), {}
 
         params, optimizer, _ = adam_step(loss, params, optimizer, 1e-3)
         return (params, optimizer), None
@@ -161,7 +178,12 @@ def _clone_block(key: jax.Array, params: Any, optimizer: Any, observations: jax.
 
 
 def fit_clone(
-    observations: np.ndarray, actions: np.ndarray, episodes: np.ndarray, seed: int = 0, updates: int = CLONE_UPDATES
+    observations: np.ndarray,
+    actions: np.ndarray,
+    episodes: np.ndarray,
+    seed: int = 0,
+    updates: int = CLONE_UPDATES,
+    discrete: bool = False,
 ) -> Clone:
     """Maximum likelihood, stopped by the likelihood of a tenth of the episodes (of the rows, where there is one)."""
     random = np.random.default_rng(seed)
@@ -174,23 +196,26 @@ def fit_clone(
     seen = ((observations - mean) / std).astype(np.float32)
     train = jnp.asarray(seen[~held_out]), jnp.asarray(actions[~held_out])
     key = jax.random.key(seed)
-    params, optimizer = _clone_init(key, seen.shape[1], COMPONENTS * (2 * actions.shape[1] + 1))
+    outputs = actions.shape[1] if discrete else COMPONENTS * (2 * actions.shape[1] + 1)
+    params, optimizer = _clone_init(key, seen.shape[1], outputs)
     best, best_nll, waited = params, np.inf, 0
     for block in range(updates // CLONE_BLOCK):
-        params, optimizer = _clone_block(jax.random.fold_in(key, block), params, optimizer, *train)
-        likelihood = in_chunks(partial(_clone_log_prob, params), seen[held_out], actions[held_out])
+        params, optimizer = _clone_block(discrete, jax.random.fold_in(key, block), params, optimizer, *train)
+        likelihood = in_chunks(partial(_clone_log_prob, discrete, params), seen[held_out], actions[held_out])
         nll, waited = -float(likelihood.mean()), waited + 1
         if nll < best_nll:
             best, best_nll, waited = params, nll, 0
         if waited >= CLONE_PATIENCE:
             break
-    return Clone(best, mean, std, best_nll)
+    return Clone(best, mean, std, best_nll, discrete)
 
 
 def behaviour_clone(pool: Pool) -> Clone:
     """One clone of the pool's training rows, made once; held-out rows have no part in it."""
-    rows = pool.train
-    return pool.once("clone", lambda: fit_clone(rows.observations, rows.actions, rows.episodes, pool.seed))
+    rows, discrete = pool.train, pool.dataset.discrete
+    return pool.once(
+        "clone", lambda: fit_clone(rows.observations, rows.actions, rows.episodes, pool.seed, discrete=discrete)
+    )
 
 
 CLONE = (
@@ -203,8 +228,9 @@ CLONE = (
 def behaviour_log_prob(pool: Pool) -> dict[str, Scores]:
     """D2: E[log b(pi(s) | s) - log b(a | s)] at held-out rows: 0 is as likely as the data's own actions.
 
-    b is a mixture of five Gaussians and, at weight 0.001, the uniform density, which bounds what one row can do. A
-    deterministic policy at the mode of the behaviour is above 0; compare candidates, not signs.
+    b is a mixture of five Gaussians, or categorical where actions are discrete, and, at weight 0.001, uniform, which
+    bounds what one row can do. A deterministic policy at the mode of the behaviour is above 0; compare candidates, not
+    signs.
     """
     rows = pool.validation
     if rows is None:
@@ -307,8 +333,9 @@ def motion(pool: Pool) -> dict[str, Scores]:
     """D5: safety flags, compare them with the data's own."""
     name, rows = split_name(pool), split_rows(pool)
     actions, following = pool.actions(name), pool.actions(f"{name}_next")
+    saturation = over_episodes(pool, rows, (np.abs(actions) > 0.99).mean(-1))
     return {
-        "saturation": over_episodes(pool, rows, (np.abs(actions) > 0.99).mean(-1)),
+        "saturation": not_applicable(pool, "discrete actions have no bounds") if pool.dataset.discrete else saturation,
         "jerk": over_episodes(pool, rows, np.linalg.norm(following - actions, axis=-1)),
     }
 
@@ -366,9 +393,9 @@ def diverse(distances: np.ndarray, order: Sequence[int], count: int) -> list[int
 
 
 MEASUREMENTS = (
-    Measurement("action_distances", DISTANCES, action_distances),
+    Measurement("action_distances", DISTANCES, action_distances, images=True),
     Measurement("clone", CLONE, behaviour_log_prob),
     Measurement("neighbours", OOD, ood_fraction),
-    Measurement("motion", MOTION, motion),
-    Measurement("drift", DRIFT, policy_drift, per_policy=False),
+    Measurement("motion", MOTION, motion, images=True),
+    Measurement("drift", DRIFT, policy_drift, per_policy=False, images=True),
 )

@@ -273,4 +273,4 @@ def dataset_q_peak(pool: Pool) -> dict[str, Scores]:
     return {"dataset_q_peak": without_error(value, reasons)}
 
 
-MEASUREMENTS = (Measurement("workflow", PEAK, dataset_q_peak, per_policy=False),)
+MEASUREMENTS = (Measurement("workflow", PEAK, dataset_q_peak, per_policy=False, images=True),)

@@ -1,13 +1,13 @@
 """AWAC: advantage weighted actor critic (Nair, Gupta, Dalal & Levine 2020, arXiv:2006.09359), offline.
 
 The critics bootstrap from one action of the current policy; the policy is fitted to the data's actions, weighted by
-min(exp(A(s, a) / lambda), 100) with A(s, a) = min_i Q_i(s, a) - min_i Q_i(s, a~pi), also of one action. Order of one
-update, as in CORL, whose code and hyper-parameters these are: critics; the policy, by the new critics; the targets.
-The policy is an unsquashed Gaussian whose width does not see the state; its sampled actions are clipped to the box, its
-densities are not.
+min(exp(A(s, a) / lambda), 100) with A(s, a) = min_i Q_i(s, a) - min_i Q_i(s, a~pi), also with one action of the policy.
+Algorithm and hyper-parameters follow CORL's code, and so does the order of one update: critics; policy, with the new
+critics; target critics. The policy is an unsquashed Gaussian whose standard deviation does not depend on the state; its
+sampled actions are clipped to the box, and its densities ignore the clipping.
 
-Deviations: the deployed action, the mean, is clipped to the box here and by the simulator there. CORL's class says
-lambda = 1, its files 1/3 for the MuJoCo tasks (the default here) and 0.1 for all others (configs/published/awac.yaml).
+Deviations: the deployed action, the mean, is clipped to the box here and by the simulator there. In CORL lambda is 1 in
+the class, 1/3 in the files of the MuJoCo tasks (the default here) and 0.1 in all others (configs/published/awac.yaml).
 jaxrl and d3rlpy use two critic layers, four policy layers and weight decay of the policy.
 """
 
@@ -32,7 +32,7 @@ LOG_STD_RANGE = (-20.0, 2.0)
 @flax.struct.dataclass
 class Config:
     temperature: float = option(1 / 3, "lambda: weights are exp(advantage / lambda); infinite is behaviour cloning")
-    max_weight: float = option(100.0, "bound of those weights")
+    max_weight: float = option(100.0, "upper bound of those weights")
     discount: float = option(0.99, "discount per step", low=0, high=1)
     polyak: float = option(0.005, "step of the target critics towards the learned ones", low=0, high=1)
     actor_learning_rate: float = option(3e-4, "Adam step size of the policy", low=0)
@@ -55,7 +55,7 @@ class State:
 
 
 class GaussianActor(nn.Module):
-    """Mean [..., action_dim], unbounded, and a log standard deviation [action_dim] that does not see the state."""
+    """Mean [..., action_dim], unbounded, and a log standard deviation [action_dim], the same in all states."""
 
     hidden_dims: tuple[int, ...]
     action_dim: int
@@ -116,7 +116,7 @@ def actor_loss(params: Any, noise: jax.Array, state: State, batch: Transitions, 
 
 
 def update_batch(noise: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch; noise [2, rows, action_dim] is that of the actions at the next and the first
+    """One update on a given batch; noise [2, rows, action_dim]: for actions at the next and at the current
     observations."""
     critic, critic_opt, critic_metrics = adam_step(
         lambda params: critic_loss(params, noise[0], state, batch, config),

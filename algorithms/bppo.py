@@ -1,34 +1,35 @@
 """BPPO: behavior proximal policy optimization (Zhuang et al. 2023, arXiv:2302.11312).
 
-Four phases. A Gaussian policy clones the data. V regresses on the data's discounted returns, Q bootstraps from the
-data's next actions (SARSA). Then PPO's clipped objective improves the policy on the data's states, with actions of
-the old policy and advantages Q(s, a) - V(s), normalised over the batch and weighted by omega above 0 and 1 - omega
-below; the clip range and the step size decay. What the authors' code does and this file does not:
+Four phases. A Gaussian policy clones the data. V regresses on the data's discounted returns; Q bootstraps from the
+data's next actions (SARSA). Then PPO's clipped objective improves the policy on the data's states, with actions of the
+old policy and advantages Q(s, a) - V(s), which are normalised over the batch and weighted by omega if positive and by
+1 - omega if negative; the clip range and the step size decay. Differences from the authors' code ("it"):
 
-- It plays ten episodes in the environment after every update, replaces the old policy only where they went better
-  than ever before, and keeps the clone and the policy with the best such score. That is tuning online. Here nothing
-  is played, and the last policy is the result. `gate=none` replaces the old policy on a fixed schedule, every
-  `old_policy_every` updates. With `gate=advantage` it is replaced then only if the policy is better by an estimate
-  from the data: the mean over held-out states of Q(s, a) under the new policy minus that under the old one (same
-  noise), against its standard error, with the episode as the unit. A candidate that fails is dropped, training goes
-  on from the old policy, so that what is deployed has passed (where `old_policy_every` divides the phase). Episodes
-  are held out of all four phases, in `prepare`. The critic is the one that the policy was improved by: the gate sees
-  whether the gain is one on new states too, not whether the critic is right.
-- It treats time limits as terminal states. Here the returns of a truncated episode go on with V of its last
-  observation, and Q, which has no next action there, with V too; so V is fitted before Q. Returns never cross the end
-  of an episode; of one whose last observation was lost, the last step is left out.
+- It plays ten episodes in the environment after every update, replaces the old policy only if they scored better than
+  ever before, and keeps the clone and the policy with the best such score. That is tuning online. Here nothing is
+  played, and the last policy is the result. `gate=none` replaces the old policy on a fixed schedule, every
+  `old_policy_every` updates. `gate=advantage` replaces it at these updates only if an estimate from the data says that
+  the new one is better: the mean over held-out states of Q(s, a) under the new policy minus that under the old one
+  (same noise) must exceed `gate_threshold` times its standard error, which takes episodes as the independent units. A
+  policy that fails is dropped and training continues from the old one, so that the deployed policy has passed the gate
+  (if `old_policy_every` divides the phase). Episodes are held out of all four phases, in `prepare`. The critic is the
+  one that the policy was improved with: the gate tests whether the gain holds in new states, not whether the critic is
+  right.
+- It treats time limits as terminal states. Here the return of a truncated episode bootstraps from V of its last
+  observation, and so does Q, which has no next action there; therefore V is fitted before Q. Returns never cross the
+  end of an episode; if the last observation of an episode is unknown, its last step is left out.
 - Its V and Q end in a ReLU, which cannot represent negative values. Here they are linear.
-- It gives Q actions of the old policy that may lie outside the action box. The environment would clip them, and Q has
-  seen none: here they are clipped for Q (not for the ratio).
-- It fits V and Q in 2,000,000 updates each and the clone in 500,000, then improves in 1,000. Here the protocol's
-  updates are divided among the three fits in those `proportions` (protocol.updates=4500000 gives exactly the
-  published lengths), and the improvement takes `improvement_updates` more, never more than the protocol's. The clone,
+- It evaluates Q at actions of the old policy that may lie outside the action box. The environment would clip them, and
+  Q was never trained on such actions: here they are clipped for Q (not for the ratio).
+- It fits V and Q in 2,000,000 updates each and the clone in 500,000, then improves the policy in 1,000. Here the
+  protocol's updates are divided among the three fits in those `proportions` (protocol.updates=4500000 gives exactly the
+  published lengths), and the improvement has `improvement_updates` on top, never more than the protocol's. The clone,
   which depends on neither V nor Q, is fitted first, so that every later checkpoint holds a policy worth scoring.
 - Biases of the policy start at 0. V's three layers and polyak 0.005 are those of the repository's last version.
 
 At clip 0 the only ratio within the range is 1, and the objective is constant: without an entropy bonus the behaviour
-policy stays as it is. Left out: the refit of Q with the current policy's actions (off in the published runs). Uni-O4,
-with an ensemble of clones and a gate on rollouts of a learned model, is `uni_o4.py`.
+policy stays as it is. Left out: refitting Q with the current policy's actions (off in the published runs). Uni-O4, with
+an ensemble of clones and a gate on rollouts in a learned model, is `uni_o4.py`.
 """
 
 from typing import Any, NamedTuple
@@ -49,20 +50,20 @@ from offrl.learning.policies import Policy
 from offrl.learning.updates import adam_init, adam_step, copy
 
 LOG_STD_RANGE = (-5.0, 0.0)
-GRADIENT_NORM = 0.5  # of the improvement
-ADAM_EPSILON = 1e-5  # of the improvement
-LAST_DECAY = 200  # the improvement's update, counted from 0, after which clip range and step size stay
+GRADIENT_NORM = 0.5  # maximum, in the improvement
+ADAM_EPSILON = 1e-5  # in the improvement
+LAST_DECAY = 200  # the update of the improvement, counted from 0, after which clip range and step size are constant
 GATE_STATES = 2048  # at most, evenly spaced over the held-out episodes
 
 
 @flax.struct.dataclass
 class Config:
     clip: float = option(0.25, "clip range of the ratio, before it decays; 0 keeps the behaviour policy")
-    clip_decay: float = option(0.96, "factor of the clip range after every update, the first 200")
+    clip_decay: float = option(0.96, "factor of the clip range after each of the first 200 updates")
     omega: float = option(0.9, "weight of positive advantages; negative ones weigh 1 - omega")
     entropy_weight: float = option(0.0, "weight of the policy's entropy")
     learning_rate: float = option(1e-4, "Adam step size of the improvement, before it decays", low=0)
-    learning_rate_decay: float = option(0.98, "factor of that step size after every second update, the first 200")
+    learning_rate_decay: float = option(0.98, "factor of that step size after every second of the first 200 updates")
     behaviour_learning_rate: float = option(1e-4, "Adam step size of the clone", low=0)
     value_learning_rate: float = option(1e-4, "Adam step size of V", low=0)
     critic_learning_rate: float = option(1e-4, "Adam step size of Q", low=0)
@@ -73,7 +74,7 @@ class Config:
     )
     gate: str = option(
         "none",
-        "what replaces the old policy: the schedule alone, or a gain too",
+        "the old policy is replaced on schedule: always, or only if the critic estimates a gain",
         static=True,
         choices=("none", "advantage"),
     )
@@ -91,7 +92,7 @@ class Config:
 
     @property
     def critic_hidden_dims(self) -> tuple[int, ...]:
-        """An option of its own in Uni-O4, which shares the functions below."""
+        """A separate option in Uni-O4, which shares the functions below."""
         return self.hidden_dims
 
 
@@ -101,15 +102,15 @@ class HeldOut(NamedTuple):
     observations: np.ndarray
     episodes: np.ndarray
     sizes: np.ndarray
-    """States of each episode, [episodes]."""
+    """Number of states of each episode, [episodes]."""
 
 
 class Data(NamedTuple):
     transitions: Transitions
     returns: np.ndarray
-    """Discounted, to the last known observation of the episode, [rows]."""
+    """Discounted sums of rewards up to the last known observation of the episode, [rows]."""
     bootstrap: np.ndarray
-    """What V of that observation is multiplied by in the return: 0 in an episode that ends in a terminal state."""
+    """Factor of V of that observation in the return, [rows]: 0 in an episode that ends in a terminal state."""
     episodes: np.ndarray
     final_observations: np.ndarray
     """[episodes, observation_dim]"""
@@ -135,8 +136,8 @@ class State:
     value_opt: optax.OptState
     critic_opt: optax.OptState
     improvement_step: jax.Array
-    replaced: jax.Array  # how often the old policy was
-    gain: jax.Array  # that the gate estimated last, and its standard error
+    replaced: jax.Array  # how often the old policy was replaced
+    gain: jax.Array  # the gate's last estimate, and its standard error
     gain_error: jax.Array
 
 
@@ -150,7 +151,7 @@ def prepare(dataset: Dataset, config: Config) -> Data:
 
 def with_returns(dataset: Dataset, config: Config) -> Data:
     ends, episodes = dataset.ends, dataset.episode_of_step
-    # the row after an episode's last action holds the last known observation; where the source lost that one, it is a
+    # the row after an episode's last action holds its last observation; where the source did not record that, it is a
     # copy of the row before, the return ends a step earlier, and the last step is not among the transitions
     lost = ~(dataset.final_observation_known | dataset.terminations[ends])[episodes]
     remaining = ends[episodes] - np.arange(dataset.steps) + 1 - lost
@@ -279,7 +280,7 @@ def policy_loss(params: Any, key: jax.Array, clip: jax.Array, state: State, batc
 def policy_gain(
     key: jax.Array, state: State, held_out: HeldOut, action_dim: int, config: Config
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean over held-out states of Q under the policy minus Q under the old one, and its standard error by episode."""
+    """Mean over held-out states of Q under the policy minus Q under the old one; its standard error over episodes."""
     actor = actor_network(config, action_dim)
     noise = jax.random.normal(key, (held_out.observations.shape[0], action_dim))
 
@@ -339,9 +340,9 @@ def begin_improvement(key: jax.Array, state: State, data: Data, config: Config) 
 
 
 def improve_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One step of the policy from a given batch."""
+    """One step of the policy on a given batch."""
     i = state.improvement_step
-    clip = config.clip * config.clip_decay ** (jnp.minimum(i, LAST_DECAY) + 1)  # the code decays it before use
+    clip = config.clip * config.clip_decay ** (jnp.minimum(i, LAST_DECAY) + 1)  # published code decays it before use
     learning_rate = config.learning_rate * config.learning_rate_decay ** (jnp.minimum(i, LAST_DECAY + 1) // 2)
     actor, actor_opt, metrics = clipped_step(key, state, batch, clip, learning_rate, config)
     state = state.replace(step=state.step + 1, improvement_step=i + 1, actor=actor, actor_opt=actor_opt)
@@ -351,7 +352,7 @@ def improve_batch(key: jax.Array, state: State, batch: Transitions, config: Conf
 def clipped_step(
     key: jax.Array, state: State, batch: Transitions, clip: jax.Array, learning_rate: jax.Array, config: Config
 ) -> tuple[Any, optax.OptState, Metrics]:
-    """One of Adam's steps on the policy's loss: the new parameters, their optimiser's state, the metrics."""
+    """One Adam step on the policy's loss: new parameters, new optimiser state, metrics."""
     gradients, metrics = jax.grad(lambda params: policy_loss(params, key, clip, state, batch, config), has_aux=True)(
         state.actor
     )
@@ -361,7 +362,7 @@ def clipped_step(
 
 
 def replace_old_policy(key: jax.Array, state: State, data: Data, config: Config) -> State:
-    """The policy becomes the old one; or, where the gate refuses it, is dropped."""
+    """The policy becomes the old policy, or is dropped if the gate rejects it."""
     if data.held_out is None:
         return state.replace(old_actor=state.actor, replaced=state.replaced + 1)
     gain, error = policy_gain(key, state, data.held_out, data.transitions.actions.shape[-1], config)

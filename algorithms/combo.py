@@ -1,13 +1,13 @@
 """COMBO: conservative offline model-based policy optimization (Yu et al. 2021, arXiv:2102.08363).
 
-No estimate of the model's uncertainty: the critics are trained on data and model rollouts, and pushed down at states
-of both under actions of the policy, up at the data's own actions (equation 2). The first is CQL's soft maximum over
-actions: logsumexp over 10 actions of the policy at s, 10 of the policy at s' and 10 uniform ones, of Q(s, a) / T minus
-the log-density they were drawn with. Its gradient runs through Q, and not to the policy.
+No estimate of the model's uncertainty: the critics are trained on data and model rollouts; they are pushed down at
+states of both, at actions of the policy, and up at the data's own actions (equation 2). The first term is CQL's soft
+maximum over actions: T logsumexp((Q(s, a) - log-density of a) / T) over 10 actions of the policy at s, 10 of the policy
+at s' and 10 uniform ones. Its gradient reaches only the critics, not the policy.
 
-Order of one update as in OfflineRL-Kit: policy, entropy weight, critics, their targets; the temporal-difference target
-has no entropy term. Its Lagrange multiplier and max-Q backup, off by default, are left out. Deviations: those of
-`mopo.py`; the entropy weight is held at 1 or below, as for the other model-based algorithms.
+Order of one update as in OfflineRL-Kit: policy, entropy weight, critics, target critics; the temporal-difference target
+has no entropy term. OfflineRL-Kit's Lagrange multiplier and max-Q backup, off by default, are left out. Deviations:
+those of `mopo.py`; the entropy weight is capped at 1, as for the other model-based algorithms.
 """
 
 from __future__ import annotations
@@ -46,17 +46,19 @@ __all__ = ["Config", "init", "phases", "policy", "prepare"]
 class Config(ModelBasedConfig):
     cql_weight: float = option(5.0, "weight of the conservative term")
     cql_temperature: float = option(1.0, "T of its soft maximum")
-    cql_actions: int = option(10, "actions of each of the three kinds it is over", static=True)
-    conservative_states: str = option("mix", "where the critics are pushed down", static=True, choices=("mix", "model"))
-    uniform_rollouts: bool = option(False, "roll out uniform actions instead of the policy's", static=True)
-    entropy_backup: bool = option(False, "the critics' target has the entropy term too", static=True)
+    cql_actions: int = option(10, "actions of each of the three kinds that it is taken over", static=True)
+    conservative_states: str = option(
+        "mix", "states at which the critics are pushed down: all, or the model's", static=True, choices=("mix", "model")
+    )
+    uniform_rollouts: bool = option(False, "make rollouts with uniform actions, not the policy's", static=True)
+    entropy_backup: bool = option(False, "the critics' target includes the entropy term", static=True)
     real_ratio: float = option(0.5, "share of a batch that comes from the data", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256, 256), "widths of the ReLU layers", static=True)
     preprocessing: Preprocessing = option(Preprocessing(), "steps applied to the data", static=True)
 
 
 def proposals(key: jax.Array, learner: Learner, batch: Steps, config: Config) -> tuple[jax.Array, jax.Array]:
-    """Actions [rows, 3 * cql_actions, action_dim] and the log-densities they were drawn with; constants to the loss."""
+    """Actions [rows, 3 * cql_actions, action_dim] and their log-densities; no gradient passes through either."""
     key_here, key_next, key_uniform = jax.random.split(key, 3)
     rows, action_dim = batch.actions.shape
 
@@ -78,7 +80,7 @@ def conservative_loss(
     """Soft maximum of Q at the states of `pushed` minus mean Q of the real rows, summed over critics, unweighted."""
     critic = soft_actor_critic.critic_network(config)
     repeated = jnp.repeat(pushed.observations[:, None], actions.shape[1], 1)
-    q = critic.apply(params, repeated, actions) - log_prob  # the published code weighs before dividing by T
+    q = critic.apply(params, repeated, actions) - log_prob  # published code subtracts before dividing by T
     soft_maximum = config.cql_temperature * jax.nn.logsumexp(q / config.cql_temperature, -1).mean(1)
     return (soft_maximum - critic.apply(params, real.observations, real.actions).mean(1)).sum()
 
@@ -97,7 +99,7 @@ def pushed_down(batch: Steps, config: Config) -> Steps:
 
 
 def update_batch(key: jax.Array, state: State, batch: Steps, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch, whose first `real_rows(config)` rows are of the data."""
+    """One update on a given batch, whose first `real_rows(config)` rows come from the data."""
     key_actor, key_target, key_proposals = jax.random.split(key, 3)
     learner, actor_metrics = soft_actor_critic.actor_step(key_actor, state.learner, batch, progress(state), config)
     target = soft_actor_critic.td_target(key_target, learner, batch, config)

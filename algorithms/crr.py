@@ -2,20 +2,20 @@
 
 The policy is fitted to the data's actions, weighted by f(A(s, a)) with A(s, a) = min_i Q_i(s, a) - V(s) and f either
 min(exp(A / beta), 20) or the indicator of A > 0; V(s) is the mean or the maximum of min_i Q_i(s, a_j) over actions a_j
-of the policy. The critics bootstrap from one action of the policy's *target* network. All losses of one update see the
-parameters from before it; then all targets move, policy's and critics'.
+of the policy. The critics bootstrap from one action of the policy's *target* network. All losses of one update use the
+parameters from before it; then the target networks of policy and critics move.
 
-CRR+ is what sail-sg/offbench made of it for D4RL, and its defaults stand
-here: layer normalisation, a tanh-squashed policy with a width that depends on the state, 50 sampled actions, and an
-expectile loss of the critics that weighs errors of a critic *above* its target by 0.7, which is pessimistic (IQL's
-weighs those below). The CRR of the paper is critic_expectile=0.5 (half the squared error), critic_layer_norm=false,
-actor_layer_norm=false, samples=4, with a mixture policy and a distributional critic that are not here.
+CRR+ is sail-sg/offbench's version for D4RL, and its defaults are those here: layer normalisation, a tanh-squashed
+policy whose standard deviation depends on the state, 50 sampled actions, and an expectile loss of the critics that
+weighs errors of a critic *above* its target by 0.7, which is pessimistic (IQL's weighs those below). The CRR of the
+paper is critic_expectile=0.5 (half the squared error), critic_layer_norm=false, actor_layer_norm=false, samples=4, with
+a mixture policy and a distributional critic, which are not implemented here.
 
-Deviations from offbench: layer normalisation follows the activation (theirs precedes it); mean and log-width are two
-heads of one network, not two networks; the log-width's learned scale and offset are left out, but it starts at -1 as
-theirs does; actions are clipped to 1 - 1e-3 as `preprocessing.action_margin`. Of its further choices, softmax weights,
-mean of both critics, n-step returns and learning-rate schedules are off by default there and not offered here. Its
-rewards of AntMaze, (r - 0.5) * 4, are in configs/published/crr.yaml; for Adroit and Kitchen it maps rewards to [-1, 1].
+Deviations from offbench: layer normalisation follows the activation (theirs precedes it); mean and log standard
+deviation are two heads of one network, not two networks; the latter's learned scale and offset are left out, but it
+starts at -1 as theirs does; actions are clipped to 1 - 1e-3 by `preprocessing.action_margin`. Softmax weights, the mean
+of both critics, n-step returns and learning-rate schedules are off by default there and not offered here. offbench's
+AntMaze rewards, (r - 0.5) * 4, are in configs/published/crr.yaml; for Adroit and Kitchen it maps rewards to [-1, 1].
 """
 
 from typing import Any
@@ -42,8 +42,8 @@ MEAN_RANGE, LOG_STD_RANGE, INITIAL_LOG_STD = (-9.0, 9.0), (-5.0, 2.0), -1.0
 class Config:
     weight: str = option("exp", "weights of the data's actions", static=True, choices=("exp", "indicator"))
     temperature: float = option(1.0, "beta of exp(advantage / beta); infinite is behaviour cloning")
-    max_weight: float = option(20.0, "bound of those weights")
-    value: str = option("mean", "V from the sampled actions' values", static=True, choices=("mean", "max"))
+    max_weight: float = option(20.0, "upper bound of those weights")
+    value: str = option("mean", "what V is of the sampled actions' values", static=True, choices=("mean", "max"))
     samples: int = option(50, "actions of the policy per state for V", static=True)
     critic_expectile: float = option(
         0.7, "weight of errors above the target, 0.5 for the squared error", low=0.0, high=1.0
@@ -53,7 +53,7 @@ class Config:
     actor_learning_rate: float = option(1e-4, "Adam step size of the policy", low=0)
     critic_learning_rate: float = option(3e-4, "Adam step size of the critics", low=0)
     tanh_squash: bool = option(True, "policy: tanh of a Gaussian; else a Gaussian around a tanh", static=True)
-    state_dependent_std: bool = option(True, "policy: let its width depend on the state", static=True)
+    state_dependent_std: bool = option(True, "policy: its standard deviation depends on the state", static=True)
     actor_layer_norm: bool = option(True, "layer normalisation in the policy", static=True)
     critic_layer_norm: bool = option(True, "layer normalisation in the critics", static=True)
     batch_size: int = option(256, "transitions per update", static=True)
@@ -73,7 +73,7 @@ class State:
 
 
 class GaussianActor(nn.Module):
-    """Mean and log standard deviation [..., action_dim], of the Gaussian: before the tanh where there is one."""
+    """Mean and log standard deviation [..., action_dim] of the Gaussian, before the tanh if there is one."""
 
     hidden_dims: tuple[int, ...]
     action_dim: int
@@ -142,7 +142,7 @@ def critic_loss(params: Any, noise: jax.Array, state: State, batch: Transitions,
 
 
 def actor_loss(params: Any, noise: jax.Array, state: State, batch: Transitions, config: Config):
-    """`noise` [samples, rows, action_dim] is that of the actions whose values make V."""
+    """`noise` [samples, rows, action_dim] is for the actions whose values give V."""
     critic, actions = critic_network(config), sample_actions(state.actor, batch.observations, noise, config)
     observations = jnp.broadcast_to(batch.observations, (*noise.shape[:-1], batch.observations.shape[-1]))
     values = critic.apply(state.critic, observations, actions).min(0)
@@ -157,7 +157,7 @@ def actor_loss(params: Any, noise: jax.Array, state: State, batch: Transitions, 
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     noise = jax.random.normal(key, (1 + config.samples, *batch.actions.shape))
     critic, critic_opt, critic_metrics = adam_step(
         lambda params: critic_loss(params, noise[0], state, batch, config),

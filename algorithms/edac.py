@@ -1,14 +1,14 @@
 """EDAC: ensemble-diversified actor-critic (An, Moon, Kim & Song 2021, arXiv:2110.01548).
 
-SAC-N whose critics are also kept from agreeing on the slope of Q in the action, so that few of them bound the value
-away from the data as well as many would. To the critics' errors it adds, at the data's actions,
+SAC-N that also keeps the critics' gradients with respect to the action diverse, so that few critics bound the value
+away from the data as well as many would. It adds to the critics' errors, at the data's actions,
 
     eta / (N - 1) * mean over the batch of the sum over i != j of <g_i, g_j>,
     where g_i = grad_a Q_i(s, a) / |grad_a Q_i(s, a)|
 
-With eta = 0 it is SAC-N: `diff sac_n.py edac.py` is the difference, and the order of an update and the deviations are
-told there. The authors' code takes the term over min(N, action dimensions) critics, drawn anew at each update, and
-divides by their number minus 1; here, as in the paper and in CORL, it is over all of them.
+With eta = 0 it is SAC-N: `diff sac_n.py edac.py` shows the difference, and `sac_n.py` describes the order of an update
+and the deviations. The authors' code takes the term over min(N, action dimensions) critics, drawn at random in each
+update, and divides by their number minus 1; here, as in the paper and in CORL, it is over all critics.
 """
 
 from typing import Any
@@ -39,11 +39,11 @@ MAX_BACKUP_ACTIONS = 10
 
 @flax.struct.dataclass
 class Config:
-    eta: float = option(1.0, "weight of the diversity of the critics' slopes; 0 is SAC-N")
-    num_critics: int = option(10, "N, the critics of which the lowest counts; 2 or more", static=True)
+    eta: float = option(1.0, "weight of the diversity of the critics' action gradients; 0 is SAC-N")
+    num_critics: int = option(10, "N, the number of critics, whose minimum is used; 2 or more", static=True)
     backup: str = option(
         "entropy",
-        "critics' target: with the entropy of the policy; or max_online, the best of 10 actions by the learned critics",
+        "critics' target: with the policy's entropy; or max_online: the best of 10 actions by the learned critics",
         static=True,
         choices=("entropy", "max_online"),
     )
@@ -101,7 +101,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
 
 
 def alpha_loss(log_alpha: jax.Array, key: jax.Array, state: State, batch: Transitions, config: Config):
-    """Raises the temperature while the policy's entropy is below its target, minus the number of action dimensions."""
+    """Raises the temperature while the policy's entropy is below its target, which is minus the action dimension."""
     action_dim = batch.actions.shape[-1]
     _, log_prob = tanh_gaussian_sample(key, *actor_network(config, action_dim).apply(state.actor, batch.observations))
     loss = -log_alpha * (log_prob.mean() - action_dim)
@@ -117,7 +117,7 @@ def actor_loss(params: Any, key: jax.Array, state: State, batch: Transitions, co
 
 
 def critic_targets(key: jax.Array, state: State, batch: Transitions, config: Config) -> jax.Array:
-    """r + discount * value of the next state, [rows]; never bootstrapped past a termination."""
+    """r + discount * value of the next state, [rows]; no bootstrapping past a termination."""
     actor, critic = actor_network(config, batch.actions.shape[-1]), critic_network(config)
     mean, log_std = actor.apply(state.actor, batch.next_observations)
     if config.backup == "max_online":
@@ -135,20 +135,20 @@ def critic_targets(key: jax.Array, state: State, batch: Transitions, config: Con
 def similarity(gradients: jax.Array) -> jax.Array:
     """Mean over rows of the sum over pairs i != j of the cosines between gradients [critics, rows, action_dim]."""
     square = (gradients**2).sum(-1, keepdims=True)
-    unit = gradients / (jnp.sqrt(jnp.maximum(square, 1e-20)) + 1e-10)  # a gradient of 0 would have no derivative
-    # over all the pairs, less those of a critic with itself: no matrix of pairs is needed
+    unit = gradients / (jnp.sqrt(jnp.maximum(square, 1e-20)) + 1e-10)  # the norm has no derivative at 0
+    # over all pairs, minus each critic with itself: this needs no matrix of pairs
     return ((unit.sum(0) ** 2).sum(-1) - (unit**2).sum((0, -1))).mean()
 
 
 def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, config: Config):
-    """Squared error of every critic to the same target, summed over critics, and the term for their diversity."""
+    """Squared error of every critic to the same target, summed over critics, plus the diversity term."""
     target = critic_targets(key, state, batch, config)
 
     def q_of(actions: jax.Array) -> jax.Array:
-        """Each critic's Q of actions of its own, [critics, rows]."""
+        """Each critic's Q of its own copy of the actions, [critics, rows]."""
         return jax.vmap(Critic(config.hidden_dims).apply, (0, None, 0))(params, batch.observations, actions)
 
-    # one pass forward serves the errors and the slopes
+    # one forward pass serves both the errors and the gradients
     q, pull_back = jax.vjp(q_of, jnp.broadcast_to(batch.actions, (config.num_critics, *batch.actions.shape)))
     (gradients,) = pull_back(jnp.ones_like(q))
     diversity = similarity(gradients) / (config.num_critics - 1)
@@ -158,7 +158,7 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     key_alpha, key_actor, key_critic = jax.random.split(key, 3)
     log_alpha, alpha_opt, alpha_metrics = adam_step(
         lambda log_alpha: alpha_loss(log_alpha, key_alpha, state, batch, config),

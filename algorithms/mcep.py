@@ -1,16 +1,17 @@
-"""MCEP: a mildly constrained evaluation policy beside TD3+BC (Xu et al. 2023, arXiv:2306.03680).
+"""MCEP: TD3+BC with a mildly constrained evaluation policy (Xu et al. 2023, arXiv:2306.03680).
 
-The *target* policy is TD3+BC's, and only it enters the critics' target, which wants a strong constraint to stay stable.
-A second, *evaluation* policy ascends the same critics under a weaker constraint (alpha 10 instead of 2.5), feeds
-nothing back, and is the one that acts. Target policy and critics are exactly those of algorithms/td3_bc.py. Order of
-one update, as in the authors' code (egg-west/MCEP): critics; on every `policy_frequency`-th update both policies, by
-the new first critic, and then the targets of the first policy and the critics.
+The *target* policy is TD3+BC's; only it enters the critics' target, which needs a strong constraint to stay stable. A
+second, *evaluation* policy maximises the same critics under a weaker constraint (alpha 10 instead of 2.5). It does not
+influence the critics, and it is the policy that acts. Target policy and critics are exactly those of
+algorithms/td3_bc.py. Order of one update, as in the authors' code (egg-west/MCEP): critics; on every
+`policy_frequency`-th update both policies, with the new first critic, and then the target networks of target policy and
+critics.
 
-Deviations from the authors' code: its critic loss is the mean over critics, half of this one, which Adam does not
-notice; it keeps a target network of the evaluation policy, which nothing reads; its initialisation is orthogonal, and
-here TD3+BC's. Its names: "bp" is the paper's target policy, "tp" or "actor" the evaluation policy. The paper's AWAC
-variant is not here, nor the division of the cloning loss by a moving average of the target policy's (`use_bcNorm`),
-which its Adroit runs use with alphas 10 and 100.
+Deviations from the authors' code: its critic loss is the mean over critics, half of the sum used here, which makes no
+difference to Adam; it has a target network of the evaluation policy, which nothing reads; it initialises orthogonally,
+while here it is TD3+BC's initialisation. In its names, "bp" is the paper's target policy, and "tp" or "actor" the
+evaluation policy. Not implemented: the paper's AWAC variant, and the division of the cloning loss by a moving average
+of the target policy's (`use_bcNorm`), which its Adroit runs use with alphas 10 and 100.
 """
 
 from typing import Any
@@ -105,9 +106,9 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 
 
 def actor_loss(params: Any, alpha: jax.Array | float, state: State, batch: Transitions, config: Config):
-    """Of either policy, by its alpha."""
+    """The loss of either policy, with its alpha."""
     actions = actor_network(config, batch.actions.shape[-1]).apply(params, batch.observations)
-    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second one would be computed for nothing
+    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second critic is not needed
     q = Critic(config.hidden_dims).apply(first_critic, batch.observations, actions)
     scale = alpha / jax.lax.stop_gradient(jnp.abs(q).mean())
     bc_loss = ((actions - batch.actions) ** 2).mean()
@@ -116,7 +117,7 @@ def actor_loss(params: Any, alpha: jax.Array | float, state: State, batch: Trans
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     critic, critic_opt, metrics = adam_step(
         lambda params: critic_loss(params, key, state, batch, config),
         state.critic,

@@ -1,15 +1,16 @@
 """MOBILE: model-Bellman inconsistency penalized offline policy optimization (Sun et al. 2023, ICML).
 
-The penalty is on the critics' target instead of the reward, and measures what matters to the critics: for a transition
-of the model, `penalty_samples` next states are drawn from each elite, their values min_k Q(s', a'), a' from the policy,
-averaged over samples, and u is the standard deviation of these over the elites. The target is
+The penalty lowers the critics' target instead of the reward, and measures what matters to the critics: for a transition
+of the model, `penalty_samples` next states are sampled from each elite, their values min_k Q(s', a') with a' from the
+policy are averaged over the samples, and u is the standard deviation of these averages over the elites. The target is
 r - lambda u + discount * min Q'(s', a'); transitions of the data have u = 0.
 
-Order of one update as in the authors' code: critics, policy, entropy weight, targets; no entropy term in the target.
-Both published code bases clamp the target to 0 or more: `clip_target`, right only where no reward can be negative (it
-is wrong for halfcheetah's, hopper's and walker2d's worst, and badly for tasks with costs or rewards of -1 per step),
-and published, so it is the default. What the elites predict is redrawn with every update: elites x samples times the
-rows of a soft actor-critic's target; `penalty_samples` is what to lower on a CPU. Deviations: those of `mopo.py`.
+Order of one update as in the authors' code: critics, policy, entropy weight, target critics; the target has no entropy
+term. Both published code bases clamp the target to 0 or more (`clip_target`), so that is the default, but it is right
+only where no reward can be negative: it is wrong for the worst rewards of halfcheetah, hopper and walker2d, and badly
+wrong for tasks with costs or rewards of -1 per step. Next states are sampled again in every update: elites x samples
+times as many rows as in the target of soft actor-critic. On a CPU, lower `penalty_samples`. Deviations: those of
+`mopo.py`.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ __all__ = ["Config", "init", "phases", "policy", "prepare"]
 @flax.struct.dataclass
 class Config(ModelBasedConfig):
     penalty_weight: float = option(1.5, "lambda: weight of the inconsistency in the critics' target")
-    penalty_samples: int = option(10, "next states drawn of each elite", static=True)
+    penalty_samples: int = option(10, "next states sampled from each elite", static=True)
     clip_target: bool = option(
         True, "clamp the critics' target to 0 or more; wrong where returns can be negative", static=True
     )
-    entropy_backup: bool = option(False, "the critics' target has the entropy term too", static=True)
+    entropy_backup: bool = option(False, "the critics' target includes the entropy term", static=True)
     preprocessing: Preprocessing = option(Preprocessing(), "steps applied to the data", static=True)
 
 
@@ -69,7 +70,7 @@ def inconsistency(key: jax.Array, state: State, batch: Steps, config: Config) ->
 
 
 def update_batch(key: jax.Array, state: State, batch: Steps, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch, whose first `real_rows(config)` rows are of the data."""
+    """One update on a given batch, whose first `real_rows(config)` rows come from the data."""
     key_penalty, key_target, key_actor = jax.random.split(key, 3)
     learner, count = state.learner, real_rows(config)
     target = soft_actor_critic.td_target(key_target, learner, batch, config)

@@ -1,15 +1,15 @@
 """MOPO: model-based offline policy optimization (Yu et al. 2020, arXiv:2005.13239).
 
-Soft actor-critic on short rollouts in a learned model, each of whose rewards is lowered by how unsure the model is
-there: r - lambda u(s, a) (equation 3 of the paper, algorithm 2). The published u is the largest norm of the members'
-standard deviations, `max_aleatoric`; the other penalties are those of Lu et al. 2022 (arXiv:2110.04135), which found
-choice of penalty, ensemble size, horizon and weight to matter more than MOPO's own setting suggests. Their scales
+Soft actor-critic on short rollouts in a learned model, with rewards lowered by the model's uncertainty:
+r - lambda u(s, a) (equation 3 of the paper, algorithm 2). The published u is the largest norm of the ensemble members'
+standard deviations, `max_aleatoric`; the other penalties are those of Lu et al. 2022 (arXiv:2110.04135), who found that
+choice of penalty, ensemble size, horizon and weight matter more than MOPO's own setting suggests. The penalties' scales
 differ: a weight tuned for one is wrong for another.
 
-Defaults are those of OfflineRL-Kit, with its most common rollout length, 5. Deviations: the termination of a rollout
-is learned, where all published code is told the task's rule (`terminations=assisted:hopper` tells it); the step
-size's cosine falls with every update instead of every 1,000; and those of `learning.models`. unifloral's rollouts go on
-behind predicted terminations; here they stop. Penalty 0 with real ratio 1 is soft actor-critic on the data.
+Defaults are those of OfflineRL-Kit, with its most common rollout length, 5. Deviations: terminations are learned, while
+all published code is given the task's rule (here by `terminations=assisted:hopper`); the cosine of the step size falls
+with every update instead of every 1,000; and those of `learning.models`. unifloral's rollouts continue after predicted
+terminations; here they stop. Penalty 0 with real ratio 1 is soft actor-critic on the data.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["Config", "init", "phases", "policy", "prepare"]
 
 @flax.struct.dataclass
 class Config(ModelBasedConfig):
-    penalty: str = option("max_aleatoric", "how unsure the model is", static=True, choices=tuple(PENALTIES))
-    penalty_weight: float = option(2.5, "lambda: what a unit of it costs of the reward")
+    penalty: str = option("max_aleatoric", "u: the model's uncertainty", static=True, choices=tuple(PENALTIES))
+    penalty_weight: float = option(2.5, "lambda: rewards are lowered by lambda * u")
     preprocessing: Preprocessing = option(Preprocessing(), "steps applied to the data", static=True)
 
 
@@ -60,7 +60,7 @@ def penalised_model(state: State, config: Config) -> Model:
 
 
 def update_batch(key: jax.Array, state: State, batch: Steps, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     learner, metrics = soft_actor_critic.update(key, state.learner, batch, progress(state), config)
     return advance(state, learner), {**metrics, "batch_reward": batch.rewards.mean()}
 

@@ -1,16 +1,16 @@
 """PRDC: policy regularization with dataset constraint (Ran et al. 2023, arXiv:2306.06569).
 
-TD3 whose actor stays close not to the action that the data took in the same state, as TD3+BC's does, but to the action
-of the nearest row of the data: maximise lambda Q(s, pi(s)) - (pi(s) - a_j)^2, where j minimises the distance of
-[beta s_j, a_j] to [beta s, pi(s)] and lambda = alpha / mean |Q|. No gradient passes through the search. Order of one
+TD3 whose actor stays close not to the action that the data has in the same state, as in TD3+BC, but to the action of
+the nearest state-action pair in the data: maximise lambda Q(s, pi(s)) - (pi(s) - a_j)^2, where j minimises the distance
+of [beta s_j, a_j] to [beta s, pi(s)] and lambda = alpha / mean |Q|. No gradient passes through the search. Order of one
 update as in TD3+BC.
 
-Deviations from the authors' code (LAMDA-RL/PRDC), which asks a k-d tree of all rows on the host: here the search is a
-matrix product on the device, exact among the batch's own rows and `neighbours_from` rows drawn anew for each update of
-the actor. With the row itself among the candidates the constraint is never harder than TD3+BC's. All rows are searched
-where `neighbours_from` is at least their number, which is the published algorithm and costs in proportion; in 15 and
-more dimensions a tree does little better. Its command line says beta = 1 and its class and README 2, the default here;
-its flag `--normalize` turns the normalisation of observations off, which is on by default there as here.
+Deviations from the authors' code (LAMDA-RL/PRDC), which queries a k-d tree of all rows on the CPU: here the search is a
+matrix product on the device, exact among the batch's own rows and `neighbours_from` others drawn at random in each
+update of the actor. As the row itself is a candidate, the constraint is never stricter than TD3+BC's. If
+`neighbours_from` is at least the number of rows, all are searched, as published, at a cost in proportion; in 15 or more
+dimensions a tree is hardly faster. In their code beta is 1 on the command line and 2 in class and README, the default
+here; their flag `--normalize` turns the normalisation of observations off, which is on by default there as here.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ BLOCK = 256  # rows of the dataset per step of the search
 @flax.struct.dataclass
 class Config:
     alpha: float = option(2.5, "weight of the value term against the distance to the nearest row's action")
-    beta: float = option(2.0, "weight of states against actions in the search; a large one is TD3+BC")
+    beta: float = option(2.0, "weight of states against actions in the search; large values approach TD3+BC")
     neighbours_from: int = option(65536, "rows drawn per search; all of them if there are no more", static=True)
     discount: float = option(0.99, "discount per step", low=0, high=1)
     polyak: float = option(0.005, "step of the target networks towards the learned ones", low=0, high=1)
@@ -100,7 +100,7 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 
 
 def candidates(key: jax.Array, batch: Transitions, dataset: Transitions, config: Config) -> tuple[jax.Array, jax.Array]:
-    """States and actions to search: the dataset's, or as many as asked for drawn from it, and the batch's own."""
+    """States and actions to search: all of the dataset, or `neighbours_from` drawn from it and the batch's own."""
     rows = dataset.rewards.shape[0]
     columns = jnp.asarray(dataset.observations), jnp.asarray(dataset.actions)
     if config.neighbours_from >= rows:
@@ -136,7 +136,7 @@ def nearest(queries: jax.Array, table: jax.Array) -> jax.Array:
 def nearest_actions(
     key: jax.Array, actions: jax.Array, batch: Transitions, dataset: Transitions, config: Config
 ) -> jax.Array:
-    """Actions of the rows nearest to the batch's states with these actions, [rows, action_dim]."""
+    """Actions of the rows that are nearest to the batch's states with `actions`, [rows, action_dim]."""
     table_observations, table_actions = candidates(key, batch, dataset, config)
     table = jnp.concatenate([config.beta * table_observations, table_actions], -1)
     queries = jnp.concatenate([config.beta * batch.observations, actions], -1)
@@ -145,7 +145,7 @@ def nearest_actions(
 
 def actor_loss(params: Any, key: jax.Array, state: State, batch: Transitions, dataset: Transitions, config: Config):
     actions = actor_network(config, batch.actions.shape[-1]).apply(params, batch.observations)
-    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second one would be computed for nothing
+    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second critic is not needed
     q = Critic(config.hidden_dims).apply(first_critic, batch.observations, actions)
     scale = config.alpha / jax.lax.stop_gradient(jnp.abs(q).mean())
     neighbours = nearest_actions(key, jax.lax.stop_gradient(actions), batch, dataset, config)
@@ -157,7 +157,7 @@ def actor_loss(params: Any, key: jax.Array, state: State, batch: Transitions, da
 def update_batch(
     key: jax.Array, state: State, batch: Transitions, dataset: Transitions, config: Config
 ) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     key_noise, key_search = jax.random.split(key)
     critic, critic_opt, metrics = adam_step(
         lambda params: critic_loss(params, key_noise, state, batch, config),

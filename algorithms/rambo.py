@@ -1,18 +1,18 @@
 """RAMBO: robust adversarial model-based offline RL (Rigter, Lacerda & Hawes 2022, arXiv:2204.12581).
 
-No penalty: the model itself is pushed to be pessimistic. Phases: the dynamics by maximum likelihood; the policy by
-cloning; then, every `adversary_every` updates of soft actor-critic, `adversary_updates` steps of the model on
-w * mean(log p(s', r | s, a) A) + the likelihood's loss on data (equations 7 to 9). There (s', r) is a sample of a
-random elite on rollouts under the policy, p the elites' mixture, A = r + discount * min Q(s', pi(s')) - min Q(s, a),
-standardised over the batch, with the policy's mode and 0 behind terminations: what turns out better than expected is
-made less likely. The likelihood keeps the model near the data.
+No penalty: the model itself is trained to be pessimistic. Phases: the dynamics by maximum likelihood; the policy by
+cloning; then soft actor-critic, and every `adversary_every` updates of it `adversary_updates` steps of the model on
+w * mean(log p(s', r | s, a) A) + the negative log-likelihood of data (equations 7 to 9). Here (s', r) is sampled from a
+random elite on rollouts of the policy, p is the elites' mixture, and A = r + discount * min Q(s', pi(s')) - min Q(s, a)
+with the policy's mode as pi and no next value after a termination, standardised over the batch: outcomes that are
+better than expected are made less likely. The likelihood keeps the model close to the data.
 
 Published values switch the adversary off (w = 0) on four or five of the nine locomotion tasks. Deviations: p is the
 mixture of the elites' joint densities, by logsumexp; OfflineRL-Kit takes a mixture per dimension and underflows where a
 density does (an early version of it multiplied log p [n] by A [n, 1], whose sum over n x n is 0: no adversary at all).
-Cloning maximises the likelihood of the data's actions (those of +-1 count as 1e-6 inside), as the authors do. Of the
-two code bases, which agree on a rollout's length, OfflineRL-Kit refreshes rollouts every 250 updates, the authors every
-1,000; the first is the default. Observations are standardised, as the authors do. And those of `mopo.py`.
+Cloning maximises the likelihood of the data's actions (where +-1 is moved inwards by 1e-6), as the authors do. The two
+code bases agree on the rollouts' length; OfflineRL-Kit makes new rollouts every 250 updates, the default here, and the
+authors every 1,000. Observations are standardised, as the authors do. And the deviations of `mopo.py`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ ADVERSARY_BOUND_WEIGHT = 0.001
 
 @flax.struct.dataclass
 class Config(ModelBasedConfig):
-    adversary_weight: float = option(3e-4, "w: weight of the adversarial term; 0 leaves the likelihood alone")
+    adversary_weight: float = option(3e-4, "w: weight of the adversarial term; 0 leaves only the likelihood")
     adversary_learning_rate: float = option(3e-4, "Adam step size of the model in the policy phase", low=0)
     adversary_every: int = option(1_000, "policy updates between updates of the model", static=True)
-    adversary_updates: int = option(1_000, "steps of the model each time", static=True)
-    adversary_batch_size: int = option(256, "rollouts, and rows of the data, of such a step", static=True)
-    cloning_updates: int = option(50_000, "updates of the policy on the data's actions, before", static=True)
-    cloning_learning_rate: float = option(1e-4, "Adam step size of that", low=0)
+    adversary_updates: int = option(1_000, "steps of the model at a time", static=True)
+    adversary_batch_size: int = option(256, "rollouts, and rows of the data, per step of the model", static=True)
+    cloning_updates: int = option(50_000, "updates of the policy by cloning, before its own phase", static=True)
+    cloning_learning_rate: float = option(1e-4, "Adam step size of the cloning", low=0)
     rollout_every: int = option(250, "policy updates between rollouts", static=True)
     real_ratio: float = option(0.5, "share of a batch that comes from the data", static=True)
     preprocessing: Preprocessing = option(
@@ -115,7 +115,7 @@ def mixture_log_prob(
 
 
 def advantage(learner: Learner, row: Steps, config: Config) -> jax.Array:
-    """Of an imagined step over what the critics expected there, standardised over the batch, [n]."""
+    """Advantage of a step in the model over the critics' value there, standardised over the batch, [n]."""
     actor, critic = (
         soft_actor_critic.actor_network(config, row.actions.shape[-1]),
         soft_actor_critic.critic_network(config),
@@ -130,7 +130,7 @@ def advantage(learner: Learner, row: Steps, config: Config) -> jax.Array:
 def adversary_loss(
     params: Any, ensemble: Ensemble, learner: Learner, row: Steps, real: Steps, config: Config
 ) -> tuple[jax.Array, Metrics]:
-    """Of the members' parameters, on one imagined step [n] and rows of the data [members, n]."""
+    """Loss of the members' parameters `params` on n steps in the model and rows of the data [members, n]."""
     sample = dynamics.targets_of(row)
     log_prob = mixture_log_prob(params, ensemble, row.observations, row.actions, sample, config)
     gained = advantage(learner, row, config)
@@ -148,7 +148,7 @@ def adversary_loss(
 
 
 def update_model(key: jax.Array, state: State, dataset: ModelData, config: Config) -> State:
-    """`adversary_updates` steps of the model, along rollouts that begin anew every `rollout_length` of them."""
+    """`adversary_updates` steps of the model, along rollouts that restart every `rollout_length` of them."""
     act, rows, n = policy_act(state, config), jnp.asarray(dataset.train_rows), config.adversary_batch_size
     observations = jnp.asarray(dataset.transitions.observations)
 
@@ -170,7 +170,7 @@ def update_model(key: jax.Array, state: State, dataset: ModelData, config: Confi
             opt,
             config.adversary_learning_rate,
         )
-        ended = step.terminations[:, None] > 0  # what has ended begins anew
+        ended = step.terminations[:, None] > 0  # rollouts that have ended restart
         current = jnp.where(ended, fresh, step.next_observations)
         return params, opt, current, {name: sums[name] + metrics[name] for name in sums}
 
@@ -185,7 +185,7 @@ def update_model(key: jax.Array, state: State, dataset: ModelData, config: Confi
 
 
 def update_batch(key: jax.Array, state: State, batch: Steps, config: Config) -> tuple[State, Metrics]:
-    """One update of the policy from a given batch."""
+    """One update of the policy on a given batch."""
     learner, metrics = soft_actor_critic.update(key, state.learner, batch, progress(state), config)
     return advance(state, learner), {**metrics, **state.adversary_metrics}
 

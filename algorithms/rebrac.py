@@ -3,14 +3,14 @@
 The actor minimises beta_a |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)), with lambda = 1 / mean |Q| over the batch; the
 critics' target is r + gamma (min_i Q_i(s', a') - beta_c |a' - a'_data|^2), where a' is the target policy's smoothed
 action and a'_data the dataset's own next action. Both penalties are sums over action dimensions (TD3+BC takes their
-mean). Order of one update, as in the authors' code (tinkoff-ai/ReBRAC): critics; on updates 0, 2, 4, ... the actor, by
-the new critics, and all the targets. In that code the actor's target moves towards the actor from *before* its update
-and so lags one actor update behind; CORL's copy does the same (`target_lag`).
+mean). Order of one update, as in the authors' code (tinkoff-ai/ReBRAC): critics; on updates 0, 2, 4, ... the actor,
+with the new critics, and all target networks. In that code the actor's target moves towards the actor from *before* its
+update and so lags one actor update behind; CORL's copy does the same (`target_lag`).
 
 Deviations. Where an episode was cut off, the dataset has no next action: the target bootstraps there without a penalty.
-The authors leave these steps out, as D4RL does, and so never ask; unifloral takes the first action of the next episode.
-AntMaze's `normalize_reward` (rewards * 100) is `preprocessing.reward_scale`. The authors also count an epoch's updates
-from 0, which is the same for their even number of updates. Their betas were tuned per dataset by online returns
+The authors leave such steps out, as D4RL does; unifloral takes the first action of the next episode. AntMaze's
+`normalize_reward` (rewards * 100) is `preprocessing.reward_scale`. The authors count updates from 0 in every epoch,
+which makes no difference, as their number is even. Their betas were tuned per dataset on online returns
 (configs/published/rebrac.yaml): the defaults here, 0.01 each, are CORL's common ones.
 """
 
@@ -96,7 +96,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
 
 
 def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, config: Config):
-    """Both critics towards the smaller target value less the penalty, which is known where the next action is."""
+    """Squared error of both critics to a target with the penalty, which is 0 where the next action is unknown."""
     actor, critic = actor_network(config, batch.actions.shape[-1]), critic_network(config)
     noise = jnp.clip(
         config.policy_noise * jax.random.normal(key, batch.actions.shape), -config.noise_clip, config.noise_clip
@@ -121,7 +121,7 @@ def actor_loss(params: Any, state: State, batch: Transitions, config: Config):
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     critic, critic_opt, metrics = adam_step(
         lambda params: critic_loss(params, key, state, batch, config),
         state.critic,

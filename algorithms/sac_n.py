@@ -1,13 +1,13 @@
 """SAC-N: soft actor-critic with N critics (An, Moon, Kim & Song 2021, arXiv:2110.01548).
 
-SAC whose policy and targets trust the lowest of N critics: the larger N, the more do actions that the data do not hold
-lose by what the critics disagree on. With N = 2 it is SAC. Order of one update: temperature, policy (with the new
-temperature), critics (with the new policy; its entropy is part of the target), their targets.
+SAC whose policy and targets use the minimum of N critics: the larger N, the more are actions outside the data penalised
+by the critics' disagreement. With N = 2 it is SAC. Order of one update: temperature, policy (with the new temperature),
+critics (with the new policy; its entropy is part of the target), target critics.
 
-That is CORL's order, draws and losses. The authors' code (snu-mllab/EDAC) computes all losses before any of the steps,
-and the temperature's from the actions of the policy's. Its max-Q backup, for Adroit, asks the learned critics instead
-of their targets, and leaves the entropy away: `backup="max_online"` here. CORL draws the critics' weights from a range
-by the fan-out of a layer, for the first one of hopper 4 times too narrow; here it is by the fan-in.
+Order, sampling and losses are CORL's. The authors' code (snu-mllab/EDAC) computes all losses before any of the steps,
+and the temperature's loss with the actions of the policy's loss. Its max-Q backup, for Adroit, uses the learned critics
+instead of the targets, without the entropy: `backup="max_online"` here. In CORL the range of the critics' initial
+weights depends on a layer's fan-out, which makes it 4 times too narrow for hopper's first layer; here on the fan-in.
 """
 
 from typing import Any
@@ -38,10 +38,10 @@ MAX_BACKUP_ACTIONS = 10
 
 @flax.struct.dataclass
 class Config:
-    num_critics: int = option(10, "N, the critics of which the lowest counts", static=True)
+    num_critics: int = option(10, "N, the number of critics, whose minimum is used", static=True)
     backup: str = option(
         "entropy",
-        "critics' target: with the entropy of the policy; or max_online, the best of 10 actions by the learned critics",
+        "critics' target: with the policy's entropy; or max_online: the best of 10 actions by the learned critics",
         static=True,
         choices=("entropy", "max_online"),
     )
@@ -99,7 +99,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
 
 
 def alpha_loss(log_alpha: jax.Array, key: jax.Array, state: State, batch: Transitions, config: Config):
-    """Raises the temperature while the policy's entropy is below its target, minus the number of action dimensions."""
+    """Raises the temperature while the policy's entropy is below its target, which is minus the action dimension."""
     action_dim = batch.actions.shape[-1]
     _, log_prob = tanh_gaussian_sample(key, *actor_network(config, action_dim).apply(state.actor, batch.observations))
     loss = -log_alpha * (log_prob.mean() - action_dim)
@@ -115,7 +115,7 @@ def actor_loss(params: Any, key: jax.Array, state: State, batch: Transitions, co
 
 
 def critic_targets(key: jax.Array, state: State, batch: Transitions, config: Config) -> jax.Array:
-    """r + discount * value of the next state, [rows]; never bootstrapped past a termination."""
+    """r + discount * value of the next state, [rows]; no bootstrapping past a termination."""
     actor, critic = actor_network(config, batch.actions.shape[-1]), critic_network(config)
     mean, log_std = actor.apply(state.actor, batch.next_observations)
     if config.backup == "max_online":
@@ -139,7 +139,7 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     key_alpha, key_actor, key_critic = jax.random.split(key, 3)
     log_alpha, alpha_opt, alpha_metrics = adam_step(
         lambda log_alpha: alpha_loss(log_alpha, key_alpha, state, batch, config),

@@ -2,17 +2,18 @@
 
 Phase one fits a conditional variational autoencoder to the data's actions; its loss, the negative evidence lower bound
 up to scale and a constant, is low where the behaviour policy has support. Phase two is TD3 whose actor minimises
--mean Q_1(s, pi(s)) / mean |Q_1| + lambda mean(loss of the autoencoder at (s, pi(s))), one latent sample each, the
-autoencoder frozen. Order of one update as in TD3+BC. In the autoencoder's loss the squared error is a mean over action
-dimensions and the divergence a mean over latent ones, as in the authors' code (thuml/SPOT), whose numbers depend on it.
-There and here the actor's dropout is active in training wherever the actor or its target acts; the deployed one has
-none.
+-mean Q_1(s, pi(s)) / mean |Q_1| + lambda mean(loss of the autoencoder at (s, pi(s))), with one latent sample per state
+and the autoencoder frozen. Order of one update as in TD3+BC. In the autoencoder's loss the squared error is a mean over
+action dimensions and the divergence a mean over latent ones, as in the authors' code (thuml/SPOT), whose
+hyper-parameters depend on it. As there, the dropout of the actor and of its target is active throughout training; the
+deployed actor has none.
 
-Deviations: with `small_init` the last layers' biases start at 0, theirs as small as the weights. The authors stop a run
-whose mean Q passes 1e4; here every run goes on, and one whose losses are not finite is told. Their importance-weighted
-bound, several latent samples, values without normalisation and the online phase are not here. Where a protocol makes
-fewer updates than the autoencoder's 100,000, both phases make as many. lambda was tuned per dataset by online returns
-(configs/published/spot.yaml); the default, 0.1, is that of hopper-medium and hopper-medium-replay.
+Deviations: with `small_init` the last layers' biases start at 0, theirs in the same small range as the weights. The
+authors stop a run whose mean Q exceeds 1e4; here a member is stopped only if its metrics are not finite. Their
+importance-weighted bound, several latent samples, values without normalisation and the online phase are not
+implemented. If the protocol has fewer updates than the autoencoder's 100,000, both phases have the protocol's number.
+lambda was tuned per dataset on online returns (configs/published/spot.yaml); the default, 0.1, is that of hopper-medium
+and hopper-medium-replay.
 """
 
 from typing import Any
@@ -44,10 +45,12 @@ class Config:
     vae_learning_rate: float = option(1e-3, "Adam step size of the autoencoder", low=0)
     actor_learning_rate: float = option(3e-4, "Adam step size of the actor", low=0)
     critic_learning_rate: float = option(3e-4, "Adam step size of the critics", low=0)
-    vae_updates: int = option(100_000, "updates of the first phase, at most as many as of the second", static=True)
+    vae_updates: int = option(100_000, "updates of the autoencoder, at most the protocol's", static=True)
     policy_frequency: int = option(2, "critic updates per actor and target update", static=True)
     dropout: float = option(0.1, "dropout rate of the actor", static=True, low=0.0, high=1.0)
-    small_init: bool = option(False, "last layers from +-1e-3 (actor) and +-3e-3 (critics), as on AntMaze", static=True)
+    small_init: bool = option(
+        False, "last layers within +-1e-3 (actor) and +-3e-3 (critics), as on AntMaze", static=True
+    )
     batch_size: int = option(256, "transitions per update", static=True)
     hidden_dims: tuple[int, ...] = option((256, 256), "widths of actor and critics", static=True)
     vae_hidden_dims: tuple[int, ...] = option((750, 750), "widths of encoder and decoder", static=True)
@@ -136,7 +139,7 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
 
 
 def vae_loss(params: Any, key: jax.Array, observations: jax.Array, actions: jax.Array, config: Config):
-    """Also the support's penalty, with the policy's actions."""
+    """The autoencoder's loss; with the policy's actions, the actor's penalty."""
     noise = jax.random.normal(key, (*actions.shape[:-1], 2 * actions.shape[-1]))
     error, divergence = vae_network(config).apply(params, observations, actions, noise)
     loss = (error + config.kl_weight * divergence).mean()
@@ -144,7 +147,7 @@ def vae_loss(params: Any, key: jax.Array, observations: jax.Array, actions: jax.
 
 
 def act(actor: Any, key: jax.Array, observations: jax.Array, action_dim: int, config: Config) -> jax.Array:
-    """The actor in training, with its dropout."""
+    """Actions of the actor during training, with dropout."""
     network = actor_network(config, action_dim)
     return network.apply(actor, observations, config.dropout == 0, rngs={"dropout": key})
 
@@ -166,7 +169,7 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 def actor_loss(params: Any, key: jax.Array, state: State, batch: Transitions, config: Config):
     key_dropout, key_latent = jax.random.split(key)
     actions = act(params, key_dropout, batch.observations, batch.actions.shape[-1], config)
-    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second one would be computed for nothing
+    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second critic is not needed
     q = Critic(config.hidden_dims).apply(first_critic, batch.observations, actions)
     scale = 1 / jax.lax.stop_gradient(jnp.abs(q).mean())
     support_loss, _ = vae_loss(state.vae, key_latent, batch.observations, actions, config)
@@ -175,7 +178,7 @@ def actor_loss(params: Any, key: jax.Array, state: State, batch: Transitions, co
 
 
 def update_vae_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update of the first phase from a given batch."""
+    """One update of the first phase on a given batch."""
     vae, vae_opt, metrics = adam_step(
         lambda params: vae_loss(params, key, batch.observations, batch.actions, config),
         state.vae,
@@ -186,7 +189,7 @@ def update_vae_batch(key: jax.Array, state: State, batch: Transitions, config: C
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update of the second phase from a given batch."""
+    """One update of the second phase on a given batch."""
     key_critic, key_actor = jax.random.split(key)
     critic, critic_opt, metrics = adam_step(
         lambda params: critic_loss(params, key_critic, state, batch, config),

@@ -2,7 +2,7 @@
 
 TD3 whose actor also stays close to the data: maximise lambda Q(s, pi(s)) - (pi(s) - a)^2 (equation 3), with
 lambda = alpha / mean |Q| over the batch (equation 5). Order of one update, as in the authors' code: critics; on every
-`policy_frequency`-th update the actor, by the new first critic, and then all the targets.
+`policy_frequency`-th update the actor, with the new first critic, and then all target networks.
 """
 
 from typing import Any
@@ -89,7 +89,7 @@ def critic_loss(params: Any, key: jax.Array, state: State, batch: Transitions, c
 
 def actor_loss(params: Any, state: State, batch: Transitions, config: Config):
     actions = actor_network(config, batch.actions.shape[-1]).apply(params, batch.observations)
-    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second one would be computed for nothing
+    first_critic = jax.tree.map(lambda leaf: leaf[0], state.critic)  # the second critic is not needed
     q = Critic(config.hidden_dims).apply(first_critic, batch.observations, actions)
     scale = config.alpha / jax.lax.stop_gradient(jnp.abs(q).mean())
     bc_loss = ((actions - batch.actions) ** 2).mean()
@@ -98,7 +98,7 @@ def actor_loss(params: Any, state: State, batch: Transitions, config: Config):
 
 
 def update_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One update from a given batch."""
+    """One update on a given batch."""
     critic, critic_opt, metrics = adam_step(
         lambda params: critic_loss(params, key, state, batch, config),
         state.critic,

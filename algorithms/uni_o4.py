@@ -1,43 +1,46 @@
 """Uni-O4, the offline stage: BPPO for an ensemble, gated by a learned model (Lei et al. 2023, arXiv:2311.03351).
 
-An ensemble of policies clones the data. V and Q are fitted to the behaviour as in `bppo.py`, whose losses these are,
-and a model of the dynamics as in `learning.models`. PPO's clipped objective then improves every member, step size and
-clip range falling linearly to 0. Every `gate_every` updates the members' deterministic policies are rolled out in the
-model from states of the data; a member's old policy is replaced by its policy if the mean of Q over all states visited
-before a predicted termination is above that member's best so far, the clone's at first. A policy that is refused is
-trained on against the old one. Nothing of this plays the environment.
+An ensemble of policies clones the data. V and Q of the behaviour policy are fitted with the losses of `bppo.py`, and a
+dynamics model as in `learning.models`. PPO's clipped objective then improves every member, while step size and clip
+range fall linearly to 0. Every `gate_every` updates, each member's deterministic policy makes rollouts in the model
+from states of the data. It replaces the member's old policy if its score, the mean of Q over all states visited before
+a predicted termination, is above the member's best so far (at first the clone's). A policy that is rejected continues
+training against the same old policy. None of this plays the environment.
 
-The clones' loss, from the authors' BC_ensemble.py: mean over the batch of -log pi_i(a | s) - w D, w = `disagreement`,
-with k the other member that makes the row's action the likeliest, and no gradient through it, in one of two forms:
+The clones' loss, from the authors' BC_ensemble.py, is the mean over the batch of -log pi_i(a | s) - w D with
+w = `disagreement`. D compares member i with k, the other member with the highest density at the row's action, in one of
+two forms, without a gradient through pi_k:
 
-- `log_ratio`, their default: D = log pi_i(a | s) - log pi_k(a | s). **Its gradient is the clone's times 1 + w**, which
-  Adam cancels: members differ by how they were initialised, and by nothing else. `diversity` reports D.
-- `kl`, their other one (kl_type=distribution): D = KL(pi_i(. | s) | pi_k(. | s)), averaged over the action's
-  dimensions as there, and this does move them apart.
+- `log_ratio`, their default: D = log pi_i(a | s) - log pi_k(a | s). **The loss then has 1 + w times the gradient of
+  cloning**, a factor that Adam cancels: members differ only by their initialisation. The metric `diversity` reports D.
+- `kl`, their other form (kl_type=distribution): D = KL(pi_i(. | s) | pi_k(. | s)), averaged over the action's
+  dimensions as there. This one does move the members apart.
 
-What is deployed is the old policy, which has passed the gate, of the member whose best score is the highest; before the
-improvement, the first clone. The authors save the last policy of every member, passed or not, and score each, and the
-mixture that takes the likeliest member's action, in the environment: choosing among those would be tuning online. The
-mixture's density tells how narrow a member is, not how good. Updates after the last gate are therefore lost, and where
-no gate falls within the phase, the best clone is what is deployed. Other deviations from the authors' code, besides
-those that `bppo.py` tells (V, Q and time limits, clipped actions for Q, Adam's epsilon 1e-5 in the improvement):
+The deployed policy is the old policy, which has passed the gate, of the member with the highest best score; before the
+improvement, the first clone. Updates after the last gate are therefore lost, and if no gate falls within the phase, the
+best clone is deployed. The authors save the last policy of every member, whether it passed or not, and score in the
+environment each of them and a mixture that takes the action of the member with the highest density. To choose among
+those would be tuning online, and the density tells how narrow a member is, not how good. Other deviations from the
+authors' code, besides those of `bppo.py` (V, Q and time limits, clipped actions for Q, Adam's epsilon 1e-5 in the
+improvement):
 
-- `gate_length` is 100; theirs is 1000, at ten times the cost, and their README has it shortened where Q explodes. A
-  model's errors grow with the length, and its terminations are learned here; the code is given the task's rule
+- `gate_length` is 100; theirs is 1000, at ten times the cost, and their README shortens it where Q explodes. The errors
+  of a model grow with the length, and its terminations are learned here; their code is given the task's rule
   (`terminations=assisted:hopper`).
-- The model's states are kept within the range of the data's. Unbounded, a few rollouts that left it for ever, unseen
-  by the learned terminations, decided the gate: on trpo/hopper/mixed-v0 the scores went from -214,000 to -105,000
-  where Q of the data is 28 (`python -m offrl.reproduce small datasets=minari:trpo/hopper/mixed-v0`, at c904de8).
-- Starts and the model's noise are the same at every gate and for every member, so that scores differ by the policies
-  alone; there they are drawn anew, and the best of many noisy scores is one of luck.
-- The clones are updated at once, not in a random order with densities partly of before, partly of after the update.
-- Their clip range in fact stops falling after 201 updates, at 0.245, by a flag left from BPPO's schedule.
+- The model's states are clipped to the range of the data. Without that, a few rollouts that left it and never returned,
+  unnoticed by the learned terminations, decided the gate: on trpo/hopper/mixed-v0 the scores went from -214,000 to
+  -105,000 where Q on the data is 28 (`python -m offrl.reproduce small datasets=minari:trpo/hopper/mixed-v0`, at
+  c904de8).
+- Start states and the model's noise are the same at every gate and for every member, so that only the policies make
+  scores differ; there they are resampled at every gate, and the best of many noisy scores is partly luck.
+- All clones are updated at once, not in a random order with densities from before or after the others' updates.
+- In their code the clip range stops falling after 201 updates, at 0.245, due to a flag left over from BPPO's schedule.
 - Their lengths (clone 400,000, V and Q 2,000,000 each) are proportions of the protocol's updates, as in `bppo.py`:
   protocol.updates=4400000 gives them exactly.
 
-Left out: the critics of IQL, a flag of main.py that the scripts for MuJoCo set together with standardised observations;
-the penalty between members in the improvement, off there; the online stage. With one member and a gate that always
-passes it is BPPO with `gate=none`, but for the schedules.
+Left out: IQL's critics, a flag of main.py that the scripts for MuJoCo set together with standardised observations; the
+penalty between members in the improvement, off there; the online stage. With one member and a gate that always passes
+it is BPPO with `gate=none`, except for the schedules.
 """
 
 from dataclasses import replace
@@ -64,21 +67,21 @@ from offrl.learning.updates import adam_init, adam_step, copy
 
 @flax.struct.dataclass
 class Config(DynamicsConfig):
-    ensemble_policies: int = option(4, "clones, each of which is improved; 1 or more", static=True)
+    ensemble_policies: int = option(4, "number of policies, each cloned and improved; 1 or more", static=True)
     disagreement: float = option(0.1, "w: weight of the clones' disagreement with each other")
     disagreement_form: str = option(
         "log_ratio",
-        "what it is: of densities at the data's actions, which changes no clone, or of distributions",
+        "its form: between densities at the data's actions (has no effect on the clones), or between distributions",
         static=True,
         choices=("log_ratio", "kl"),
     )
     gate_every: int = option(100, "improvement updates between gates", static=True)
     gate_rollouts: int = option(512, "rollouts in the model per gate and member, from states of the data", static=True)
-    gate_length: int = option(100, "steps of such a rollout, at most")
-    clip: float = option(0.25, "clip range of the ratio at first; falls to 0")
+    gate_length: int = option(100, "maximum steps of such a rollout")
+    clip: float = option(0.25, "initial clip range of the ratio; falls to 0")
     omega: float = option(0.7, "weight of positive advantages; negative ones weigh 1 - omega")
     entropy_weight: float = option(0.0, "weight of the policies' entropy")
-    learning_rate: float = option(1e-4, "Adam step size of the improvement at first; falls to 0", low=0)
+    learning_rate: float = option(1e-4, "initial Adam step size of the improvement; falls to 0", low=0)
     behaviour_learning_rate: float = option(1e-4, "Adam step size of the clones", low=0)
     value_learning_rate: float = option(1e-4, "Adam step size of V", low=0)
     critic_learning_rate: float = option(1e-4, "Adam step size of Q", low=0)
@@ -132,7 +135,7 @@ class State:
     updates: jax.Array  # of the whole improvement: where its schedules end
     score: jax.Array  # of the policies at the last gate
     best_score: jax.Array  # of the old policies
-    replaced: jax.Array  # how often they were
+    replaced: jax.Array  # how often they were replaced
 
 
 def prepare(dataset: Dataset, config: Config) -> Data:
@@ -168,7 +171,8 @@ def init(key: jax.Array, config: Config, spec: Spec) -> State:
 
 
 def rivals(actors: Any, batch: Transitions, config: Config) -> tuple[jax.Array, jax.Array]:
-    """Mean and log standard deviation of the other member likeliest to take each row's action, [members, rows, dim]."""
+    """Mean and log standard deviation of the other member with the highest density at each row's action,
+    [members, rows, dim]."""
     network = actor_network(config, batch.actions.shape[-1])
     mean, log_std = jax.vmap(network.apply, (0, None))(actors, batch.observations)
     itself = jnp.eye(config.ensemble_policies, dtype=bool)[:, :, None]
@@ -178,7 +182,7 @@ def rivals(actors: Any, batch: Transitions, config: Config) -> tuple[jax.Array, 
 
 
 def behaviour_loss(params: Any, rival: tuple[jax.Array, jax.Array], batch: Transitions, config: Config):
-    """Of one member; `rival` is its part of `rivals`."""
+    """Loss of one member; `rival` is its part of `rivals`."""
     loss, metrics = bppo.behaviour_loss(params, batch, config)
     if config.ensemble_policies == 1:
         return loss, {**metrics, "diversity": jnp.zeros(())}
@@ -198,7 +202,7 @@ def update_behaviour(key: jax.Array, state: State, data: Data, config: Config) -
 
 
 def update_behaviour_batch(state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One step of every clone from a given batch."""
+    """One step of every clone on a given batch."""
 
     def member(params: Any, opt: optax.OptState, rival: tuple[jax.Array, jax.Array]):
         return adam_step(
@@ -216,7 +220,7 @@ def update_behaviour_batch(state: State, batch: Transitions, config: Config) -> 
 def gate_scores(state: State, data: Data, length: jax.Array, config: Config) -> jax.Array:
     """Mean of Q over the states that each member's deterministic policy visits in the model, [members].
 
-    In `length` steps at most. States after a predicted termination do not count.
+    Rollouts have at most `length` steps; states after a predicted termination do not count.
     """
     key_start, key_model = jax.random.split(jax.random.key(0))  # the same at every gate
     observations = jnp.asarray(data.transitions.observations)
@@ -234,7 +238,7 @@ def gate_scores(state: State, data: Data, length: jax.Array, config: Config) -> 
             following = jnp.clip(following, low, high)
             total, visited = total + jnp.where(alive, q, 0).sum(), visited + alive.sum(dtype=jnp.int32)
             alive = alive & (terminations == 0)
-            # one that has ended stands still, for what is computed of it there to stay finite
+            # a rollout that has ended stays where it is, so that what is computed there stays finite
             return t + 1, jnp.where(alive[:, None], following, observations), alive, total, visited
 
         zero = jnp.zeros((), jnp.int32)
@@ -253,7 +257,7 @@ def begin_improvement(key: jax.Array, state: State, data: Data, config: Config) 
 
 
 def improve_batch(key: jax.Array, state: State, batch: Transitions, config: Config) -> tuple[State, Metrics]:
-    """One step of every member from a given batch."""
+    """One step of every member on a given batch."""
     left = 1 - state.improvement_step / state.updates
 
     def member(key: jax.Array, actor: Any, old_actor: Any, actor_opt: optax.OptState):
@@ -269,7 +273,7 @@ def improve_batch(key: jax.Array, state: State, batch: Transitions, config: Conf
 
 
 def replace_old_policies(state: State, data: Data, length: jax.Array, config: Config) -> State:
-    """By the members' policies, where these score above the best so far."""
+    """Replaces each member's old policy by its policy if that scores above the member's best so far."""
     score = gate_scores(state, data, length, config)
     better = score > state.best_score
 
@@ -288,7 +292,7 @@ def improve(key: jax.Array, state: State, data: Data, config: Config) -> tuple[S
     key_batch, key_actions = jax.random.split(key)
     state, metrics = improve_batch(key_actions, state, bppo.sample(key_batch, data, config).transitions, config)
     due = state.improvement_step % config.gate_every == 0
-    # under `vmap`, on accelerators, `cond` computes both: where no gate is due, rollouts of no steps
+    # under `vmap`, on accelerators, `cond` computes both branches: without a gate, rollouts of 0 steps
     length = jnp.where(due, config.gate_length, 0)
     state = jax.lax.cond(
         due, lambda state: replace_old_policies(state, data, length, config), lambda state: state, state

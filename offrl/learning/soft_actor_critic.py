@@ -36,7 +36,7 @@ class SoftActorCriticConfig:
     """The options of the policy optimiser; an algorithm's Config inherits them."""
 
     discount: float = option(0.99, "discount per step")
-    polyak: float = option(0.005, "step of the target critics towards the online ones")
+    polyak: float = option(0.005, "step of the target critics towards the learned ones")
     actor_learning_rate: float = option(1e-4, "Adam step size of the policy, at the start of its schedule")
     critic_learning_rate: float = option(3e-4, "Adam step size of the critics")
     alpha_learning_rate: float = option(1e-4, "Adam step size of the entropy weight's logarithm")

@@ -7,9 +7,9 @@ import argparse
 from rich.console import Console
 from rich.table import Table
 
+from offrl.data.recipes import ENVIRONMENTS, RECIPES
 from offrl.datasets import builtin
 from offrl.datasets.policies import load_policies
-from offrl.datasets.recipes import ENVIRONMENTS, RECIPES
 from offrl.errors import run_command
 
 DESCRIPTION = """\

@@ -27,9 +27,9 @@ from minari.storage import get_dataset_path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from offrl.data.recipes import ENVIRONMENTS, RECIPES, VERSION, Reference, dataset_id
 from offrl.datasets.environments import specification
 from offrl.datasets.policies import load_policies
-from offrl.datasets.recipes import ENVIRONMENTS, RECIPES, VERSION, Reference, dataset_id
 from offrl.datasets.rollout import Episode, Part, Workers, collect
 from offrl.devices import cores
 from offrl.errors import UserError

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offrl.datasets.recipes import ENVIRONMENTS, Reference
+from offrl.data.recipes import ENVIRONMENTS, Reference
 from offrl.datasets.rollout import Part, Workers, collect
 from offrl.devices import cores
 from offrl.errors import UserError, nearest, run_command

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from offrl.data.recipes import ENVIRONMENTS, Reference
 from offrl.datasets.environments import DEATH, SURVIVAL, SepsisTables, sepsis_tables
 from offrl.datasets.policies import Policies, save, score, summary
-from offrl.datasets.recipes import ENVIRONMENTS, Reference
 from offrl.datasets.rollout import Workers
 from offrl.devices import cores
 from offrl.errors import run_command

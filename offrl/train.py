@@ -20,7 +20,7 @@ import offrl.algorithm
 from offrl.algorithm import Spec
 from offrl.data.checks import check_environment
 from offrl.data.preprocessing import preprocess
-from offrl.datasets.recipes import RECIPES
+from offrl.datasets.loading import load
 from offrl.errors import run_command
 from offrl.learning.population import Population
 from offrl.playing import simulators
@@ -50,7 +50,7 @@ def train(config: dict[str, Any], chosen: set[str]) -> Run:
     algorithm = offrl.algorithm.load(config["algo"]["file"] or config["algo"]["name"])
     seeds = configuration.member_seeds(config["seed"], config["seeds"])
     configuration.member_configs(algorithm, config["algo"], seeds)  # reports wrong values before loading data
-    dataset, env_id, env_kwargs = load_dataset(config, RECIPES)
+    dataset, env_id, env_kwargs = load_dataset(config, load)
     config["dataset"] = dataset.name
     spec = Spec.of(dataset, config["protocol"]["updates"])
     algorithm.check_spaces(spec, dataset.name)

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from offrl.data.recipes import ENVIRONMENTS, RECIPES, recipes_of
 from offrl.datasets import __main__ as command
 from offrl.datasets import builtin, policies, rollout
-from offrl.datasets.recipes import ENVIRONMENTS, RECIPES, recipes_of
 from offrl.errors import UserError, run_command
 
 

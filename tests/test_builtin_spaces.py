@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import offrl.configs
+from offrl.data.recipes import ENVIRONMENTS, recipes_of
 from offrl.datasets import builtin, environments, scripted
 from offrl.datasets.policies import load_policies
-from offrl.datasets.recipes import ENVIRONMENTS, recipes_of
 from offrl.errors import UserError
 from offrl.playing import simulators
 from offrl.runs.trust import environment_of

@@ -149,7 +149,7 @@ def test_the_command_trains_what_is_missing_and_writes_the_comparison(command, m
         "protocol": "smoke",
     }
     monkeypatch.setattr(reproduce, "tables", lambda: {"tiny": table})
-    monkeypatch.setattr("offrl.data.load", lambda *arguments, **options: None)
+    monkeypatch.setattr("offrl.protocol.reproduce.load", lambda *arguments, **options: None)
     score = {"mine": 120.0, "bc": 60.0, "iql": 80.0}
 
     def train(arguments, output=None):  # as offrl.train would, had it the time

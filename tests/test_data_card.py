@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from test_data_checks import log, save
 
-from offrl.data import load
 from offrl.data.__main__ import main
+from offrl.datasets.loading import load
 
 
 def test_info_prints_the_card_and_draws_it(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ import pytest
 from offrl.data import Dataset, Preprocessing, check_environment, load, preprocess
 from offrl.data.transforms import actions_from_unit_box
 from offrl.errors import UserError
-from offrl.playing.simulators import Spaces
+from offrl.playing.simulators import Spaces, spaces
 
 
 def log(lengths: tuple[int, ...] = (4, 3), **changes: Any) -> dict[str, np.ndarray]:
@@ -139,7 +139,9 @@ def test_an_episode_that_does_not_end_is_truncated_with_a_warning(tmp_path):
 def test_terminals_at_the_time_limit_become_truncations(tmp_path, limit_from):
     """Public expert logs mark the time limit as terminal: the value there must not be zero."""
     length = 5 if limit_from == "argument" else 200
-    options: dict[str, Any] = {"time_limit": 5} if limit_from == "argument" else {"env_id": "Pendulum-v1"}
+    options: dict[str, Any] = (
+        {"time_limit": 5} if limit_from == "argument" else {"env_id": "Pendulum-v1", "spaces": spaces}
+    )
     arrays = log((length, length, 3), timeouts=None)
     arrays["terminals"][np.cumsum([length, length, 3]) - 1] = True
     data = read(tmp_path, arrays, **options)

@@ -154,12 +154,12 @@ def test_bad_names_answer_in_one_line(name, message):
 
 def test_an_unknown_environment_is_answered_with_the_nearest(tmp_path):
     with pytest.raises(UserError, match=r"env=Hoper-v5: cannot be made: .* Did you mean: `Hopper`"):
-        load(save(tmp_path, log()), env_id="Hoper-v5")
+        load(save(tmp_path, log()), env_id="Hoper-v5", spaces=spaces)
 
 
 def test_a_named_environment_gives_action_box_and_time_limit(tmp_path):
     arrays = log(actions=np.random.default_rng(0).uniform(-2, 2, (7, 1)))
-    data = load(save(tmp_path, arrays), env_id="Pendulum-v1", quiet=True)
+    data = load(save(tmp_path, arrays), env_id="Pendulum-v1", spaces=spaces, quiet=True)
     assert (data.action_low.tolist(), data.action_high.tolist(), data.time_limit) == ([-2], [2], 200)
 
 
@@ -306,17 +306,18 @@ def test_a_missing_minari_dataset_says_what_is_missing_and_how_to_get_it(store, 
 @pytest.mark.filterwarnings("ignore")
 def test_builtin_data_are_read_from_minari_under_their_own_name(store, monkeypatch):
     def ensure(env, recipe, steps):
-        assert (env, recipe, steps) == ("pendulum", "medium", 3)
+        assert (env, recipe, steps) == ("pendulum", "medium", 3000)
         episode = buffer(np.ones((4, 3), np.float32), actions_of(3), False)
-        minari_dataset("offrl/pendulum/medium-v0", box(3), box(2), [episode])
-        return "offrl/pendulum/medium-v0"
+        minari_dataset("offrl/pendulum/medium-3k-v0", box(3), box(2), [episode])
 
-    import offrl.datasets
+    import offrl.datasets.loading
 
     module = types.SimpleNamespace(ensure=ensure)
     monkeypatch.setitem(sys.modules, "offrl.datasets.builtin", module)
     monkeypatch.setattr(offrl.datasets, "builtin", module, raising=False)
-    data = load("builtin:pendulum/medium", steps=3, quiet=True)
+    with pytest.raises(UserError, match=r"not on this machine; make it with `.* make pendulum medium --steps 3000`"):
+        load("builtin:pendulum/medium", steps=3000)
+    data = offrl.datasets.loading.load("builtin:pendulum/medium", steps=3000, quiet=True)
     assert data.name == "builtin:pendulum/medium"
     assert data.steps == 3
 
@@ -437,14 +438,20 @@ def test_published_door_human_loads(monkeypatch):
 
 @needs_shared
 def test_a_replay_log_of_another_library_loads():
-    data = load(f"file:{SHARED / 'logs/pendulum_v1.1.0.h5'}", env_id="Pendulum-v1", quiet=True)
+    data = load(f"file:{SHARED / 'logs/pendulum_v1.1.0.h5'}", env_id="Pendulum-v1", spaces=spaces, quiet=True)
     assert (data.episodes, data.steps, len(data.transition_rows)) == (500, 99_500, 99_000)
     assert not data.terminations.any()
 
 
 @needs_shared
 def test_a_public_expert_log_loads_and_its_time_limit_is_no_termination():
-    data = load(f"file:{SHARED / 'logs/expert_data_Hopper-v4.npz'}", env_id="Hopper-v5", clip_actions=True, quiet=True)
+    data = load(
+        f"file:{SHARED / 'logs/expert_data_Hopper-v4.npz'}",
+        env_id="Hopper-v5",
+        spaces=spaces,
+        clip_actions=True,
+        quiet=True,
+    )
     assert (data.episodes, data.steps) == (2, 2000)
     assert not data.terminations.any()
     assert found(data, "all 2 episodes that reach the time limit of 1000 steps")
@@ -626,6 +633,6 @@ def test_the_environment_knows_how_many_states_there_are(tmp_path):
     arrays = log(
         observations=np.array([0, 3, 1, 2, 2, 0, 1]), next_observations=None, actions=np.array([0, 1] * 3 + [1])
     )
-    data = load(save(tmp_path, arrays), env_id="FrozenLake-v1", quiet=True)
+    data = load(save(tmp_path, arrays), env_id="FrozenLake-v1", spaces=spaces, quiet=True)
     assert (data.observation_dim, data.action_dim, data.time_limit) == (16, 4, 100)
     assert check_environment(data, spaces("FrozenLake-v1", {})) == ()

@@ -83,7 +83,7 @@ def no_training(monkeypatch):
         return "it broke"
 
     monkeypatch.setattr(reproduce, "train", train)
-    monkeypatch.setattr("offrl.data.load", lambda *arguments, **options: None)
+    monkeypatch.setattr("offrl.protocol.reproduce.load", lambda *arguments, **options: None)
     return started
 
 

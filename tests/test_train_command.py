@@ -177,7 +177,7 @@ def test_wrong_values_are_refused_in_one_line_and_leave_nothing_behind(command, 
 
 
 def test_a_wrong_value_is_told_before_the_data_are_made(command, monkeypatch):
-    monkeypatch.setattr("offrl.data.load", lambda *_, **__: pytest.fail("data were loaded"))
+    monkeypatch.setattr("offrl.train.load", lambda *_, **__: pytest.fail("data were loaded"))
     assert command("env=hopper", "algo.expectile=abc")[0] == 2
 
 
@@ -434,7 +434,7 @@ def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_to_its_end_agai
 
 def test_the_name_of_a_recipe_is_that_also_beside_a_file_called_so(command, monkeypatch):
     asked = []
-    monkeypatch.setattr("offrl.data.load", lambda name, **options: asked.append(name))
+    monkeypatch.setattr("offrl.train.load", lambda name, **options: asked.append(name))
     Path("medium").mkdir()
     command("algo=iql", "env=hopper", "dataset=medium")
     assert asked == ["builtin:hopper/medium"]

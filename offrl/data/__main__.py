@@ -12,7 +12,9 @@ from typing import Any
 from offrl.data import d4rl, minari
 from offrl.data.card import card
 from offrl.data.files import ALIASES
-from offrl.data.sources import SOURCES, load
+from offrl.data.recipes import ENVIRONMENTS, recipes_of
+from offrl.data.sources import SOURCES
+from offrl.datasets.loading import load
 from offrl.errors import UserError, nearest, run_command
 from offrl.reporting.console import terminal
 from offrl.reporting.data_card import draw_card, print_card, print_names
@@ -149,8 +151,6 @@ def _list(words: Sequence[str], as_json: bool) -> None:
 
 
 def _builtin_names() -> list[str]:
-    from offrl.datasets.recipes import ENVIRONMENTS, recipes_of
-
     return [f"{environment}/{recipe}" for environment in ENVIRONMENTS for recipe in recipes_of(environment)]
 
 

@@ -1,9 +1,12 @@
-"""`load`: from a name to a checked dataset."""
+"""`load`: from a name to a checked dataset.
+
+Nothing is rolled out here and no environment is opened: `offrl.datasets.loading.load` does that, on top of this.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from offrl.data.checks import check
 from offrl.data.dataset import Dataset
 from offrl.data.episodes import Episodes
 from offrl.data.files import Columns
-from offrl.datasets.recipes import dataset_id
+from offrl.data.recipes import dataset_id, split_name
 from offrl.errors import UserError, nearest
 
 SOURCES = ("builtin", "minari", "d4rl", "file")
@@ -35,6 +38,7 @@ def load(
     action_low: float | Sequence[float] | None = None,
     action_high: float | Sequence[float] | None = None,
     observation_dim: int | None = None,
+    spaces: Callable[[str, Mapping[str, Any]], Any] | None = None,
     at_hand: bool = False,
     quiet: bool = False,
 ) -> Dataset:
@@ -50,12 +54,13 @@ def load(
       row before or after.
     columns: for `file:`, which column is what, e.g. {"observations": "s"}; for all sources columns to have besides, as
       `Dataset.extra`, e.g. {"costs": "cost"}. See `offrl.data.files.read`; of Minari datasets they are among the infos.
-    steps: for `builtin:`, how many steps are rolled out at first use.
-    action_low, action_high: the action box, a number or one per dimension, where the source has none. With all of
-      action_low, action_high and time_limit given no environment is opened to learn them.
+    steps: for `builtin:`, the size that it was made in, where that is not the usual one.
+    action_low, action_high: the action box, a number or one per dimension, where the source has none.
     observation_dim: numbers in an observation, where a file has whole numbers: so many states, one-hot, or 1 number.
       Known for named environments.
-    at_hand: only what lies on this machine: nothing is rolled out or downloaded, and no environment is opened.
+    spaces: `offrl.playing.simulators.spaces`, asked where a named environment knows what the source does not say: time
+      limit, action box, number of states. None: nothing is asked.
+    at_hand: only what lies on this machine: nothing is downloaded.
     quiet: do not print the warnings (they are in `Dataset.warnings`).
 
     Raises `UserError` (one line) for an unknown name, a damaged file or data that fail a check.
@@ -75,9 +80,9 @@ def load(
         raise UserError(f"{name}: columns.{usual[0]} is for file: datasets; here only columns of your own can be named")
     if steps is not None and source != "builtin":
         raise UserError(f"{name}: steps is for builtin: datasets")
-    if at_hand and (missing := _missing(source, rest, steps)):
+    if (at_hand or source == "builtin") and (missing := _missing(source, rest, steps)):
         raise UserError(f"{name} is not on this machine; {missing}")
-    episodes = _read(source, rest, name, columns, steps, at_hand)
+    episodes = _read(source, rest, name, columns, steps)
     if env_id is not None and env_id != episodes.env_id:
         episodes.env_id, episodes.env_kwargs, episodes.time_limit = env_id, env_kwargs or {}, None
     if action_low is not None:
@@ -85,8 +90,8 @@ def load(
     if action_high is not None:
         episodes.action_high = np.asarray(action_high, np.float32)
     episodes.observation_count = observation_dim
-    if not at_hand:
-        _complete(episodes, time_limit)
+    if spaces is not None:
+        _complete(episodes, time_limit, spaces)
     episodes.reference = episodes.reference or d4rl.environment_reference(episodes.env_id)
     dataset = check(episodes, clip_actions, keep_terminations, time_limit, trust_next_observations)
     if not quiet:
@@ -105,10 +110,10 @@ def show_warnings(dataset: Dataset) -> None:
 def _missing(source: str, rest: str, steps: int | None) -> str:
     """How to get a dataset that is not on this machine; empty where it is."""
     if source == "builtin":
-        env, _, recipe = rest.partition("/")
+        env, recipe = split_name(rest)
         size = "" if steps is None else f" --steps {steps}"
         here = minari.is_local(dataset_id(env, recipe, steps))
-        return "" if here else f"make it again with `python -m offrl.datasets make {env} {recipe}{size}`"
+        return "" if here else f"make it with `python -m offrl.datasets make {env} {recipe}{size}`"
     if source == "minari":
         return "" if minari.is_local(rest) else f"get it with `minari download {rest}`"
     if source == "d4rl" and rest in d4rl.entries():
@@ -117,18 +122,11 @@ def _missing(source: str, rest: str, steps: int | None) -> str:
     return ""
 
 
-def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int | None, at_hand: bool) -> Episodes:
+def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int | None) -> Episodes:
     if not rest:
         raise UserError(f"dataset {name!r} names nothing after {source}:")
     if source == "builtin":
-        env, _, recipe = rest.partition("/")
-        if not recipe:
-            raise UserError(f"dataset {name!r} lacks its recipe: builtin:ENV/RECIPE, e.g. builtin:hopper/medium")
-        if at_hand:  # as it lies there: one that is outdated is not made anew
-            return minari.read(dataset_id(env, recipe, steps), name, columns)
-        from offrl.datasets import builtin  # rolls out at first use: needs environments
-
-        return minari.read(builtin.ensure(env, recipe, steps), name, columns)
+        return minari.read(dataset_id(*split_name(rest), steps), name, columns)
     if source == "minari":
         return minari.read(rest, name, columns)
     if source == "d4rl":
@@ -136,15 +134,13 @@ def _read(source: str, rest: str, name: str, columns: Columns | None, steps: int
     return files.read(rest, name, columns)
 
 
-def _complete(episodes: Episodes, time_limit: int | None) -> None:
+def _complete(episodes: Episodes, time_limit: int | None, spaces: Callable[[str, Mapping[str, Any]], Any]) -> None:
     """Fills in from the environment, where it is named, what is not known: time limit, action box, number of states."""
     needs_box = episodes.action_low is None or episodes.action_high is None
     needs_limit = episodes.time_limit is None and time_limit is None
     needs_count = episodes.observation_count is None and episodes.observations.dtype.kind == "i"
     if episodes.env_id is None or not (needs_box or needs_limit or needs_count):
         return
-    from offrl.playing.simulators import spaces
-
     environment = spaces(episodes.env_id, episodes.env_kwargs)
     if needs_limit:
         episodes.time_limit = environment.max_steps

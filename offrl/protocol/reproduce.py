@@ -22,6 +22,7 @@ import yaml
 import offrl.algorithm
 import offrl.data
 import offrl.data.d4rl
+from offrl.datasets.loading import load
 from offrl.errors import UserError, nearest
 from offrl.protocol import scores
 from offrl.runs import configuration
@@ -169,7 +170,7 @@ def run_missing(
         if not todo:
             continue
         try:
-            offrl.data.load(dataset, quiet=True)  # once, before anything is started: a download shows its progress
+            load(dataset, quiet=True)  # once, before anything is started: a download shows its progress
         except UserError as error:
             reason = f"{NO_DATA}{error}"
             if dataset.startswith("d4rl:"):

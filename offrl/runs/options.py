@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import offrl.data
 from offrl.data.dataset import Dataset
+from offrl.data.recipes import RECIPES
 from offrl.errors import UserError
 from offrl.runs import configuration
 from offrl.runs.tracking import check_mode
@@ -49,10 +49,10 @@ def check_options(config: dict[str, Any]) -> None:
     check_mode(config["wandb"])
 
 
-def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Dataset, str | None, dict[str, Any]]:
+def load_dataset(config: dict[str, Any], load: Callable[..., Dataset]) -> tuple[Dataset, str | None, dict[str, Any]]:
     """The dataset that the configuration names, its environment's id (None: no simulator), and the id's kwargs.
 
-    `recipes`: the names of built-in datasets of a built-in environment, such as "medium".
+    `load`: `offrl.datasets.loading.load`, a room above this one.
     """
     env, name = config.get("env"), config["dataset"]
     name = name or (env or {}).get("dataset")
@@ -63,7 +63,7 @@ def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Datas
     environments = [item for item in configuration.choices("env") if item != "from_dataset"]
     short = config["env_name"]
     # a recipe's name means the recipe, even if a file happens to have that name
-    if ":" not in name and ((short in environments and name in recipes) or not Path(name).exists()):
+    if ":" not in name and ((short in environments and name in RECIPES) or not Path(name).exists()):
         if short not in environments:
             raise UserError(
                 f"dataset={name}: no such file, and a short name needs a built-in env={'|'.join(environments)}; "
@@ -73,7 +73,7 @@ def load_dataset(config: dict[str, Any], recipes: Container[str]) -> tuple[Datas
     data = config["data"]
     # the environment, where one is named, knows what a log does not say: its action box and its time limit
     named = {"env_id": env["id"], "env_kwargs": env["kwargs"]} if env and env["id"] else {}
-    dataset = offrl.data.load(
+    dataset = load(
         name,
         steps=data["steps"],
         columns=data["columns"] or None,

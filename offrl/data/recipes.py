@@ -1,4 +1,7 @@
-"""The environments that have built-in data, and the recipes that make it."""
+"""The built-in datasets by name: their environments, the recipes that make them, their ids in the Minari store.
+
+`offrl.datasets` rolls them out.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,14 @@ RECIPES = {
 def recipes_of(env: str) -> list[str]:
     """The names of the recipes that an environment of the registry has."""
     return [name for name, recipe in RECIPES.items() if recipe.only in ("", env)]
+
+
+def split_name(rest: str) -> tuple[str, str]:
+    """The environment and the recipe of "ENV/RECIPE", what follows `builtin:` in the name of a dataset."""
+    env, _, recipe = rest.partition("/")
+    if not recipe:
+        raise UserError(f"dataset 'builtin:{rest}' lacks its recipe: builtin:ENV/RECIPE, e.g. builtin:hopper/medium")
+    return env, recipe
 
 
 def check_names(env: str, recipe: str) -> None:

@@ -1,0 +1,30 @@
+"""`load`: any dataset by its name, made or completed where that takes an environment.
+
+`offrl.data.load` reads what lies on this machine or can be downloaded. This one, on top of it, also rolls out built-in
+datasets that are not there yet, and opens a log's environment to learn what the log does not say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import offrl.data
+from offrl.data.dataset import Dataset
+from offrl.data.recipes import split_name
+from offrl.playing.simulators import spaces
+
+
+def load(name: str, *, steps: int | None = None, **options: Any) -> Dataset:
+    """The dataset of that name, as `offrl.data.load` gives it; the options are its own.
+
+    steps: of a built-in dataset, how many steps are rolled out at first use.
+
+    Raises:
+        UserError: see `offrl.data.load`; a built-in dataset cannot be made.
+    """
+    source, _, rest = name.partition(":")
+    if source == "builtin":
+        from offrl.datasets import builtin  # here: Minari's writer takes a second, which other datasets need not wait
+
+        builtin.ensure(*split_name(rest), steps)
+    return offrl.data.load(name, steps=steps, spaces=spaces, **options)

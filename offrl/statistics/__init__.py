@@ -1,6 +1,6 @@
 """Statistics on plain arrays, by kind: intervals, profiles, budgets, correlations, tests.
 
-They know nothing of runs or datasets, and lie below the rooms because selection needs them as much as protocol does.
+They know nothing about runs or datasets; selection, protocol and reporting all use them.
 """
 
 from offrl.statistics.budgets import (

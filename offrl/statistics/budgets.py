@@ -1,6 +1,7 @@
-"""What a score is worth as a guide to returns, when only some of a pool's policies can be tried.
+"""How well scores guide the choice from a pool of policies when only some of them can be tried online.
 
-`scores` are higher-is-better, nan for what may not be chosen; ties are broken at random, and expectations returned.
+In `scores` higher is better, and nan marks candidates that cannot be chosen. Ties are broken at random; the functions
+return expectations over that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def pool_normalized(returns: Values) -> np.ndarray:
 def top_probabilities(scores: Values, k: int) -> np.ndarray:
     """Probability of each candidate [n] to be among the k with the highest scores, ties broken at random.
 
-    Where fewer than k have a score, those that do are taken.
+    If fewer than k have a score, all of those are taken.
     """
     scores = np.asarray(scores, float)
     ranked = scores[~np.isnan(scores)]
@@ -39,8 +40,8 @@ def top_probabilities(scores: Values, k: int) -> np.ndarray:
 def expected_best_of_top(values: Values, scores: Values, k: int) -> float:
     """Expected highest value among the k candidates with the highest scores, ties broken at random.
 
-    With returns as `values` this is *guided* EOP@k: the k first policies of the order are tried, the best is kept.
-    nan where no candidate has a score.
+    With returns as `values` this is the *guided* expected online performance, EOP@k: the first k policies in the order
+    of the scores are tried, and the best is kept. nan if no candidate has a score.
     """
     values, probabilities = np.asarray(values, float), top_probabilities(scores, k)
     sure, tied = values[probabilities == 1], values[(probabilities > 0) & (probabilities < 1)]
@@ -66,7 +67,7 @@ def expected_online_performance(returns: Values, budgets: Values, replace: bool 
 def evaluations_worth(returns: Values, achieved: float) -> int:
     """B*: how many policies drawn at random, without replacement, must be tried online to expect `achieved`.
 
-    1 where the average policy is as good already; n for the best of the pool.
+    1 if the average policy is that good; n for the best of the pool.
     """
     returns = np.asarray(returns, float)
     slack = 1e-9 * (returns.max() - returns.min())
@@ -111,7 +112,7 @@ def bandit_curve(
     curve = np.empty(budget)
 
     def best(values: np.ndarray) -> np.ndarray:
-        """The arm of the highest value, [repeats]; of equal ones a random one, so that their order tells nothing."""
+        """The arm of the highest value, [repeats]; ties are broken at random, so the arms' order has no influence."""
         tied = values == values.max(axis=1, keepdims=True)
         return np.argmax(tied * (1 - random.random(values.shape)), axis=1)
 
@@ -134,7 +135,7 @@ def _best_of_draws(n: int, draws: int, replace: bool) -> np.ndarray:
     if replace:
         return (place / n) ** draws - ((place - 1) / n) ** draws
     draws = min(draws, n)
-    # C(place - 1, draws - 1) / C(n, draws), by logarithms: the binomials alone overflow
+    # C(place - 1, draws - 1) / C(n, draws), by logarithms: the binomials themselves overflow
     log_factorial = special.gammaln  # of its argument minus 1
     usable = place >= draws
     rest = np.where(usable, place - draws, 0)

@@ -13,8 +13,8 @@ from offrl.statistics.values import Values
 def spearman(scores: Values, returns: Values) -> float:
     """Rank correlation over the candidates that have both, ties at their mean rank.
 
-    Scores that are all equal say nothing: 0, the expectation over random tie-breaks. nan for fewer than three
-    candidates or equal returns. Infinite scores have their place in the order.
+    0 if all scores are equal, the expectation over random tie-breaks. nan for fewer than three candidates, or if all
+    returns are equal. Infinite scores are ranked like others.
     """
     pair = _paired(scores, returns)
     if pair is None:
@@ -45,7 +45,7 @@ def _paired(scores: Values, returns: Values) -> tuple[np.ndarray, np.ndarray] | 
 
 
 def kendall_w(scores: Values) -> float:
-    """Agreement of several orders of the same candidates: 1 where they are the same, near 0 where unrelated.
+    """Kendall's W: agreement of several rankings of the same candidates, 1 if they are equal, near 0 if unrelated.
 
     Args:
         scores: [judges, candidates]; candidates that a judge did not score (nan) are left out. Ties are corrected for.
@@ -65,15 +65,15 @@ class Reliability(NamedTuple):
     """How well measured returns order policies: no score can be expected to correlate with them beyond `ceiling`."""
 
     split_half: float
-    """Rank correlation between means over two halves of the episodes; nan where it was found from standard errors."""
+    """Rank correlation between means over two halves of the episodes; nan if only standard errors were known."""
     reliability: float
-    """Of all episodes: 2 r / (1 + r) (Spearman and Brown)."""
+    """Of means over all episodes: 2 r / (1 + r) (Spearman and Brown)."""
     ceiling: float
     """√reliability."""
 
 
 def split_half_reliability(returns: Values, splits: int = 100, seed: int = 0) -> Reliability:
-    """Reliability of mean returns from episodes [policies, episodes] (nan: not played), mean over random halvings.
+    """Reliability of mean returns from episodes [policies, episodes] (nan: not played), averaged over random halvings.
 
     Policies share reset seeds, so the episodes are halved in the same way for all of them.
     """

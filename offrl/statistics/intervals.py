@@ -1,7 +1,7 @@
 """Means and their confidence intervals: of one run, of aggregates over runs and tasks, of nested groups.
 
-Arrays of one run are [members, episodes]; episode e of every member starts from the same reset seed. Everything random
-is drawn from a numpy Generator made of `seed`: the same call twice gives the same numbers.
+Arrays of one run are [members, episodes]; episode e of every member starts from the same reset seed. Random numbers
+come from a numpy Generator seeded with `seed`: the same call twice gives the same result.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pandas as pd
 from offrl.statistics.profiles import interquartile_mean, probability_of_improvement
 from offrl.statistics.values import Values
 
-# scipy.stats takes a second to import: that is done where it is needed
+# scipy.stats takes a second to import, so it is imported where it is needed
 
 FEW_DATASETS = 8
-"""Below so many datasets an interval over them is not to be trusted: show all points, and an exact sign-flip p."""
+"""With fewer datasets an interval over them is unreliable: show all points, and an exact sign-flip p-value."""
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -28,9 +28,10 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def episode_error(values: np.ndarray) -> float:
-    """Standard error over episodes of the mean of everything, for these very members.
+    """Standard error, over episodes, of the mean over members and episodes; the members are taken as fixed.
 
-    Members share reset seeds, so a seed's returns go together: the unit is the mean over members of one episode.
+    Members share reset seeds, so returns from one seed are correlated: the independent unit is an episode's mean over
+    members.
     """
     return standard_error(values.mean(0))
 
@@ -43,10 +44,10 @@ def member_spread(values: np.ndarray) -> float:
 def bootstrap_interval(
     values: np.ndarray, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the mean, members and reset seeds both drawn anew with replacement.
+    """Percentile interval of the mean, with members and reset seeds both resampled with replacement.
 
-    It is too narrow for few members: with three, a nominal 95 % covers some 80 %. For one it says only what the
-    episodes leave open.
+    It is too narrow for few members: with three, a nominal 95 % interval covers about 80 %. With one member it covers
+    only the uncertainty from the episodes.
     """
     random = np.random.default_rng(seed)
     members, episodes = values.shape
@@ -58,21 +59,21 @@ def bootstrap_interval(
 
 
 class Interval(NamedTuple):
-    """An estimate with the ends of its confidence interval, in the unit of the values it was made of."""
+    """An estimate with the ends of its confidence interval, in the unit of the values."""
 
     estimate: float
     low: float
     high: float
     method: str
-    """How the ends were found: percentile, bca, jackknife_t."""
+    """How the ends were computed: percentile, bca, jackknife_t."""
     warning: str = ""
-    """What speaks against trusting it; empty where nothing does."""
+    """Why the interval may be unreliable; empty if there is no reason."""
 
 
 def coverage_warning(runs: int, tasks: int = 1) -> str:
-    """What a nominal 95 % percentile (or BCa) bootstrap of so many runs of each task really covers; empty from 20 runs.
+    """A warning of how much a nominal 95 % percentile (or BCa) bootstrap over so few runs covers; empty from 20 runs.
 
-    The figures are of the interquartile mean of normal scores, measured (selection.md, section 3.3).
+    The figures were measured for the interquartile mean of normally distributed scores.
     """
     if runs >= 20:
         return ""
@@ -88,11 +89,11 @@ def stratified_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Interval of a statistic of several samples, runs drawn anew within each: they are the strata.
+    """Interval of a statistic of several samples (the strata), with runs resampled within each.
 
     Args:
         tasks: scores [runs] of each task.
-        statistic: of as many arrays [..., runs] as there are tasks; reduces the last axis of them.
+        statistic: a function of one array [..., runs] per task, which reduces their last axis.
         method: "percentile" or "bca" (`scipy.stats.bootstrap`), "jackknife_t" (estimate ± t · jackknife standard
             error, degrees of freedom after Welch and Satterthwaite), or "auto": "jackknife_t" while a task has fewer
             than 10 runs, where the bootstrap is too narrow, and "bca" from there.
@@ -111,7 +112,7 @@ def aggregate_interval(
     """`stratified_interval` of an aggregate of all runs of all tasks, pooled; by default the interquartile mean.
 
     A task with more runs than another weighs more: give every task the same number. The jackknife of the
-    interquartile mean has its degrees of freedom from the scores that are not cut (Tukey and McLaughlin 1963).
+    interquartile mean takes its degrees of freedom from the scores that are not cut (Tukey and McLaughlin 1963).
     """
     total = sum(map(len, tasks))
     kept = 1 - 2 * (total // 4) / total if aggregate is interquartile_mean else 1.0
@@ -121,9 +122,9 @@ def aggregate_interval(
 
 
 def improvement_interval(x: Sequence[Values], y: Sequence[Values], **options: Any) -> Interval:
-    """`stratified_interval` of `probability_of_improvement`, cut to [0, 1]; X and Y are drawn independently.
+    """`stratified_interval` of `probability_of_improvement`, clipped to [0, 1]; X and Y are resampled independently.
 
-    Where every run of X is above every run of Y it has no width: with few runs, look at their number instead.
+    If every run of X is above every run of Y, it has no width: with few runs, consider their number instead.
     """
     count = len(x)
     interval = stratified_interval(
@@ -143,7 +144,7 @@ def _stratified(
     pooled: int | None = None,
     kept: float = 1.0,
 ) -> Interval:
-    """`stratified_interval`; `pooled`: how many scores the statistic pools, None where it keeps tasks apart."""
+    """`stratified_interval`; `pooled`: how many scores the statistic pools, None if it keeps tasks apart."""
     samples = [np.asarray(task, float) for task in tasks]
     fewest = min(map(len, samples))
     if method == "auto":
@@ -161,7 +162,7 @@ def _stratified(
     from scipy import stats
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy warns where all resamples are alike; the ends are then nan
+        warnings.simplefilter("ignore")  # scipy warns if all resamples are equal; the ends are then nan
         low, high = stats.bootstrap(
             samples,
             lambda *drawn, axis: statistic(*drawn),
@@ -180,7 +181,7 @@ def _stratified(
 def _jackknife_t(
     samples: list[np.ndarray], statistic: Callable[..., Any], level: float, pooled: int | None, kept: float
 ) -> float:
-    """Half the width of estimate ± t · SE, with SE² summed over the strata; wide, and honest, for three runs."""
+    """Half the width of estimate ± t · SE, with SE² summed over the strata; for three runs wide, but not too narrow."""
     from scipy import stats
 
     variances, freedoms = [], []
@@ -204,9 +205,9 @@ def _jackknife_t(
 def hierarchical_means(values: Values, levels: Sequence[Values], resamples: int = 10000, seed: int = 0) -> np.ndarray:
     """Bootstrap distribution of a nested mean, [resamples]: such as datasets -> seeds -> episodes.
 
-    The mean is over the groups of the first level of the means over the groups of the second within each, and so on
-    down to the single values. At every level as many groups are drawn, with replacement, as there are, and each copy
-    of a group draws its own children.
+    The mean over the groups of the first level is taken of the means over the groups of the second level within each,
+    and so on down to single values. At every level the groups are resampled with replacement, as many as there are, and
+    each copy of a group resamples its own children.
 
     Args:
         values: [n].
@@ -241,7 +242,7 @@ def hierarchical_means(values: Values, levels: Sequence[Values], resamples: int 
 def hierarchical_interval(
     values: Values, levels: Sequence[Values], level: float = 0.95, resamples: int = 10000, seed: int = 0
 ) -> Interval:
-    """Percentile interval of the mean of `hierarchical_means`; warns where the outermost level has few groups."""
+    """Percentile interval of the mean of `hierarchical_means`; warns if the outermost level has few groups."""
     drawn = hierarchical_means(values, levels, resamples, seed)
     frame = pd.DataFrame({place: np.asarray(labels) for place, labels in enumerate(levels)})
     frame["value"] = np.asarray(values, float)

@@ -16,7 +16,7 @@ from offrl.statistics.values import Values, scalar
 def interquartile_mean(scores: Values) -> Any:
     """Mean of the middle half of `scores` [..., n]: a quarter of them, rounded down, is cut at each end.
 
-    nan where a score is nan: a missing run must not be cut away as if it were the best.
+    nan if any score is nan: a missing run must not be cut off as if it were the best.
     """
     ordered = np.sort(np.asarray(scores, float), axis=-1)  # nan goes last
     cut = ordered.shape[-1] // 4
@@ -25,7 +25,7 @@ def interquartile_mean(scores: Values) -> Any:
 
 
 def optimality_gap(scores: Values, target: float = 1.0) -> Any:
-    """By how much `scores` [..., n] fall short of `target` on average; what lies above it does not make up for it."""
+    """By how much `scores` [..., n] fall short of `target` on average; scores above it do not compensate others."""
     return scalar(target - np.minimum(np.asarray(scores, float), target).mean(-1))
 
 
@@ -39,7 +39,7 @@ def profile_band(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Profile of the runs of several tasks, with its pointwise band: (share, low, high), each [thresholds].
 
-    Runs are drawn anew within each task (percentile): too narrow for few runs, see `intervals.coverage_warning`.
+    Runs are resampled within each task (percentile band): too narrow for few runs, see `intervals.coverage_warning`.
     """
     random = np.random.default_rng(seed)
     samples = [np.asarray(task, float) for task in tasks]

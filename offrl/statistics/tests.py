@@ -8,10 +8,10 @@ from offrl.statistics.values import Values
 
 
 def sign_flip_p(differences: Values, draws: int = 100_000, seed: int = 0) -> float:
-    """Two-sided p-value of paired differences [n] under the null that each sign is a coin's.
+    """Two-sided p-value of paired differences [n] under the null hypothesis that each sign is + or - at random.
 
-    Exact, over all 2^n signs, up to n = 20; by random signs beyond. nan is left out. With n pairs no p is below
-    2 / 2^n: 0.25 for three pairs, 0.0625 for five.
+    Exact, over all 2^n combinations of signs, up to n = 20; beyond that from random ones. nan is left out. With n pairs
+    no p-value is below 2 / 2^n: 0.25 for three pairs, 0.0625 for five.
     """
     differences = np.asarray(differences, float)
     differences = differences[~np.isnan(differences)]
@@ -32,7 +32,7 @@ def sign_flip_p(differences: Values, draws: int = 100_000, seed: int = 0) -> flo
 
 
 def permutation_p(x: list[np.ndarray], y: list[np.ndarray], draws: int = 9999, seed: int = 0) -> float:
-    """Two-sided p of the mean over datasets of the difference of means, members relabelled within each dataset."""
+    """Two-sided p-value of the difference of means, averaged over datasets, with members permuted within each."""
     random = np.random.default_rng(seed)
     observed, drawn = 0.0, np.zeros(draws)
     for a, b in zip(x, y, strict=True):

@@ -1,4 +1,4 @@
-"""What the functions of this room are given, and what they give back."""
+"""Types that the statistics take and return."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 Values = np.ndarray | pd.Series | Sequence[float] | Sequence[Sequence[float]]
-"""What is read as an array of floats."""
+"""Anything that can be read as an array of floats."""
 
 
 def scalar(value: Any) -> Any:
-    """A Python float in place of an array without axes; other arrays as they are."""
+    """A Python float for an array without axes; other arrays as they are."""
     return float(value) if np.ndim(value) == 0 else value

@@ -1,1 +1,1 @@
-"""Collecting with a policy in its environment; what has done so is no longer offline, and its run says so."""
+"""Collecting data with a policy in its environment; a run that has done so is no longer offline, and is marked."""

@@ -1,4 +1,4 @@
-"""Interaction: a policy plays, its steps go into a buffer that grows, and the run is marked before the first."""
+"""Interaction: a policy plays, its steps go into a growing buffer, and the run is marked before the first step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Buffer(NamedTuple):
         return cls(observations, actions, scalars, observations.copy(), scalars.copy(), 0)
 
     def add(self, *rows: np.ndarray) -> Buffer:
-        """With rows of all five columns, in their order; written in place.
+        """The buffer with rows added to its five columns, in their order; the arrays are written in place.
 
         Raises:
             UserError: there is no room for them.
@@ -52,8 +52,8 @@ def collect(
 ) -> Buffer:
     """Play one episode from each reset seed and add its steps to the buffer.
 
-    The run is marked in run.json, `"interacted": {env, steps, episodes}`, before the first step; the counts, of all
-    calls, follow when the episodes have ended. Selection refuses a run with this mark.
+    The run is marked in run.json, `"interacted": {env, steps, episodes}`, before the first step; the counts, summed
+    over all calls, are updated when the episodes have ended. Selection refuses a run with this mark.
 
     Args:
         act: observations [episodes, observation_dim] -> actions in the environment's units.

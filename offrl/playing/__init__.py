@@ -1,1 +1,1 @@
-"""Playing a policy in a simulator and what it returned: the only room that imports an environment."""
+"""Playing policies in simulators, and their returns: the only room that imports an environment."""

@@ -1,7 +1,7 @@
 """Score the policies of a run in its environment: `evaluate_run`, which `python -m offrl.evaluate` calls.
 
-Every policy plays exactly N episodes, from the reset seeds `seed`, `seed + 1`, ...: the same for all policies, each to
-its end. One row is kept for every episode, and an episode that has its row is not played again.
+Every policy plays exactly N whole episodes, from the reset seeds `seed`, `seed + 1`, ..., which are the same for all
+policies. Each episode has one row in the table of returns, and an episode that has its row is not played again.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def evaluate_policies(
 ) -> Episodes:
     """Play the wanted episodes, each exactly once and to its end.
 
-    Episode e always has place e modulo `slots` in a batch of one size. So what it comes to does not depend, not even
-    in the last bit of a matrix product, on which others are played beside it or on how many workers there are.
+    Episode e always has place e modulo `slots` in a batch of fixed size. So its result does not depend, not even in the
+    last bit of a matrix product, on which others are played at the same time or on the number of workers.
 
     Args:
         act: observations [members, slots, ...] -> actions [members, slots, ...] in the environment's units, both as
             in `Spaces`; called once per step. Policies with memory also learn the rewards.
         seeds: reset seed of each episode, [episodes].
-        wanted: which to play, bool [members, episodes]; `simulators` must hold as many as are wanted of any `slots`.
+        wanted: which to play, bool [members, episodes]; `simulators` must have room for those of any `slots` episodes.
     """
     members, episodes = wanted.shape
     result = Episodes(np.full(wanted.shape, np.nan), np.zeros(wanted.shape, np.int64), np.full(wanted.shape, np.nan))
@@ -96,19 +96,19 @@ def evaluate_run(
     warn: Callable[[str], None] = warn_on_stderr,
     progress: Callable[[int], AbstractContextManager[Played]] | None = None,
 ) -> pd.DataFrame:
-    """Score checkpoints of a run; what the oracle table holds already is not played again.
+    """Score checkpoints of a run; episodes that the oracle table has already are not played again.
 
     Args:
         checkpoints: "last" (the last healthy one of every member), "all" (the pool), or steps.
-        episodes, seed: exactly so many episodes of every policy, from reset seeds seed, seed + 1, ...; by default
-            as the run's protocol says.
-        env: another environment than the one of the run's dataset; its scores are not normalised.
+        episodes, seed: number of episodes of every policy, from reset seeds seed, seed + 1, ...; by default those of
+            the run's protocol.
+        env: another environment than that of the run's dataset; its scores are not normalised.
         workers: simulator processes; by default one per core.
         warn: called with what the user should know: a member that diverged, another action box.
-        progress: of the number of episodes to play: what shows how far it is.
+        progress: a function of the number of episodes to play; its context gives the function to report progress to.
 
     Returns:
-        The rows of the oracle table that were asked for, by step, member, episode.
+        The requested rows of the oracle table, by step, member, episode.
 
     Raises:
         UserError: no such run, checkpoint or environment, or one whose sizes differ from the data's.
@@ -185,7 +185,7 @@ def plan_checkpoints(run: Run, checkpoints: str | Sequence[int]) -> dict[int, li
 
 
 def diverged_members(run: Run) -> list[str]:
-    """A line for each member that diverged: until where it can be scored."""
+    """A line for each member that diverged, with the step up to which it is scored."""
     lines = []
     for member in run.members:
         if member["diverged_at"] is not None:
@@ -196,10 +196,10 @@ def diverged_members(run: Run) -> list[str]:
 
 
 def check_spaces(run: Run, simulators: Simulators, warn: Callable[[str], None]) -> None:
-    """Warn of an environment whose action box, or whose parts of an observation, are not those of the data.
+    """Warn if the environment's action box, or the layout of its observations, is not that of the data.
 
     Raises:
-        UserError: its spaces are others.
+        UserError: its observations or actions are of other sizes than the data's.
     """
     dataset, spaces = run.info["dataset"], simulators.spaces
     for what, size, found in zip(("observations", "actions"), sizes(run.spec), sizes(spaces), strict=True):

@@ -1,4 +1,4 @@
-"""Policies with memory, playing: what they have seen of each episode is kept beside the simulators."""
+"""Playing policies with memory: what they remember of each episode is kept here, next to the simulators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RememberingPolicies:
         self._start, self._act, self._observe = jax.jit(start, static_argnums=1), jax.jit(act), jax.jit(observe)
 
     def begin(self, slots: int) -> None:
-        """New episodes in all slots: nothing of the former ones is kept."""
+        """Start new episodes in all slots and forget the former ones."""
         self.carry = self._start(self.states, slots)
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:

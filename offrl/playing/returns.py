@@ -50,7 +50,7 @@ class Episodes(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Which rows of the oracle table are asked for."""
+    """Which rows of the oracle table are requested."""
 
     env: str
     episodes: int
@@ -60,7 +60,7 @@ class Request(NamedTuple):
     """The members to score at each step."""
 
     def rows(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Those of them that the table has, by step, member, episode."""
+        """The requested rows that the table has, by step, member, episode."""
         pairs = [(step, member) for step, members in self.plan.items() for member in members]
         table = table[(table["env"] == self.env) & (table["episode"] < self.episodes)]
         table = table[table["reset_seed"] == self.seed + table["episode"]]
@@ -113,7 +113,7 @@ def oracle_rows(run: Run, request: Request, step: int, played: np.ndarray, resul
 
 
 def run_reference(run: Run, env: str) -> Reference | None:
-    """What makes 0 and 100 of the normalised score in `env`; None where nobody has said."""
+    """The returns of normalised scores 0 and 100 in `env`; None if they are not known."""
     dataset = run.info["dataset"]
     return Reference(**dataset["reference"]) if dataset["reference"] and env == dataset["env_id"] else None
 
@@ -128,7 +128,7 @@ def read_returns(run: Run) -> pd.DataFrame:
     if not file.exists():
         return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in DTYPES.items()})
     try:
-        # numbers by way of Python's own reading, which gives back the very float that was written
+        # numbers are parsed by Python itself, which restores exactly the float that was written
         table = pd.read_csv(file, dtype=str, keep_default_na=False)[list(DTYPES)]
         floats = [name for name, kind in DTYPES.items() if kind is np.float64]
         table[floats] = table[floats].replace("", "nan")
@@ -138,12 +138,12 @@ def read_returns(run: Run) -> pd.DataFrame:
 
 
 def episodes_played(run: Run) -> pd.DataFrame:
-    """`read_returns`, in which no policy has a reset seed twice, as where it was asked for from two first seeds."""
+    """`read_returns` without repeated reset seeds of a policy, which requests with different first seeds may make."""
     return read_returns(run).drop_duplicates(["env", "step", "member", "reset_seed"], ignore_index=True)
 
 
 def write_returns(run: Run, rows: pd.DataFrame) -> None:
-    """Add rows to the oracle table, the whole file at once."""
+    """Add rows to the oracle table; the whole file is replaced at once."""
     table = pd.concat([read_returns(run), rows]).drop_duplicates(KEY, ignore_index=True).sort_values(KEY)
     (run.path / "oracle").mkdir(exist_ok=True)
     write_whole(run.path / "oracle" / "returns.csv", table.to_csv(index=False))

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, stepped together, each for exactly one episode per reset.
+"""Environments in separate processes, stepped together, each for exactly one episode per reset.
 
 No jax here: a worker process imports this module and must start fast. Arrays travel through shared memory; a step
 costs one message of one byte to each worker and one back.
@@ -28,7 +28,7 @@ from offrl.devices import cores
 from offrl.errors import UserError
 
 ROBOTICS = ("Adroit", "AntMaze", "PointMaze", "FrankaKitchen", "Fetch", "HandReach", "HandManipulate")
-"""How the names of gymnasium_robotics' environments begin."""
+"""Prefixes of the names of gymnasium_robotics' environments."""
 
 RESET, STEP, OK = b"r", b"s", b""
 
@@ -38,10 +38,10 @@ class SimulatorError(UserError):
 
 
 class Spaces(NamedTuple):
-    """What an environment takes and gives."""
+    """An environment's observations and actions."""
 
     observation_dim: int
-    """Numbers in one observation."""
+    """Length of an observation; of an image, H * W * C."""
     action_low: np.ndarray
     """[action_dim], float32; of n discrete actions [0], and `action_high` [n - 1]."""
     action_high: np.ndarray
@@ -52,11 +52,11 @@ class Spaces(NamedTuple):
     observation_shape: tuple[int, ...] = ()
     """(H, W, C) where observations are images, uint8; empty where they are vectors, float32."""
     observation_layout: tuple[str, ...] = ()
-    """Where observations have several parts, what stands where in the vector of them: see `Dataset`."""
+    """If observations have several parts, what is where in their vector: see `Dataset`."""
 
     @property
     def action_dim(self) -> int:
-        """Numbers in one action of a policy: of discrete actions how many there are."""
+        """Length of a policy's action; of discrete actions, how many there are."""
         return int(self.action_high[0]) + 1 if self.discrete else len(self.action_low)
 
     def observations(self, *axes: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def make(env_id: str, env_kwargs: Mapping[str, Any]) -> Any:
 
 
 def spaces(env_id: str, env_kwargs: Mapping[str, Any]) -> Spaces:
-    """What the environment takes and gives; dictionary observations count flattened, discrete ones as one-hot vectors.
+    """The environment's observations and actions; dictionaries are flattened, discrete observations one-hot vectors.
 
     Raises:
         UserError: it cannot be made, its observations or actions are of a kind that is not supported, or it has no time
@@ -230,7 +230,7 @@ class Simulators:
         with self._ending_on_error():
             for worker in range(self.workers):
                 ours, theirs = context.Pipe()
-                # environments are dealt out in turn: neighbours are often alike in how long they last
+                # environments are dealt out in turn: neighbouring episodes are often similar in length
                 rows = range(worker, self.count, self.workers)
                 process = context.Process(
                     target=_work,
@@ -324,7 +324,7 @@ class Simulators:
 def _main_module_hidden() -> Iterator[None]:
     """Keep a starting worker from importing the command that starts it.
 
-    A spawned process imports its parent's main module anew: for `python -m offrl.train` that would be all of jax, for
+    A spawned process imports its parent's main module again: for `python -m offrl.train` that would be all of jax, for
     a user's script without an `if __name__ == "__main__"` all of the script.
     """
     main = sys.modules["__main__"]
@@ -336,17 +336,17 @@ def _main_module_hidden() -> Iterator[None]:
 
 
 def _work(connection: Connection, env_id: str, env_kwargs: dict[str, Any], rows: range, buffers: Buffers) -> None:
-    """A worker's life: make the environments of `rows`, then obey until the connection closes."""
+    """What a worker does: make the environments of `rows`, then obey commands until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the whole group; the parent decides
     environments: dict[int, Any] = {}
     row = rows[0]
     answer = OK
     try:
-        # what the environment has to say on being made, the parent's copy has said already
+        # what the environment prints when it is made, the parent's copy has printed already
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             environments = {row: make(env_id, env_kwargs) for row in rows}
-        os.chdir(tempfile.gettempdir())  # MuJoCo writes MUJOCO_LOG.TXT where it stands
+        os.chdir(tempfile.gettempdir())  # MuJoCo writes MUJOCO_LOG.TXT to the current folder
         while (command := _answer(connection, OK)) is not None:
             for row, environment in environments.items():
                 if not buffers.active[row]:

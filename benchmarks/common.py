@@ -1,6 +1,6 @@
-"""What the benchmarks share: the made-up dataset, the description of the machine, the interleaved rounds.
+"""What the benchmarks share: a random dataset, a description of the machine, interleaved rounds.
 
-Imports no jax: each benchmark first decides on how many cores and devices it runs.
+It does not import jax, because each benchmark first decides on how many cores and devices it runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rich.table import Table
 
 from offrl.data.dataset import Dataset
 
-OBSERVATION_DIM, ACTION_DIM = 11, 3  # hopper's sizes; what is in the rows does not change the time
+OBSERVATION_DIM, ACTION_DIM = 11, 3  # hopper's sizes; the values do not affect the time
 
 
 def random_dataset(episodes: int = 100, length: int = 1_000) -> Dataset:
-    """Standard normal observations and rewards, actions in (-1, 1); of ten episodes one terminates."""
+    """Standard normal observations and rewards, actions in (-1, 1); one in ten episodes terminates."""
     rng = np.random.default_rng(0)
     steps = episodes * length
 
@@ -55,7 +55,7 @@ def one_core() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when something was measured, JSON-able. The load tells how busy the machine was with other work."""
+    """Where and when something was measured, ready for JSON. `load`: how busy the machine was with other work."""
     model = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
 
 
 def interleave(timed: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """What each function returns, in `rounds` rounds of one call each: a disturbance of the machine hits all alike."""
+    """What each function returns, in `rounds` rounds of one call each, so that other load affects all of them alike."""
     values: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(rounds):
         for name, function in timed.items():
@@ -87,7 +87,7 @@ def median_ratio(numerators: list[float], denominators: list[float]) -> float:
 def report(
     title: str, columns: list[str], rows: list[list[str]], notes: list[str], result: dict, as_json: bool
 ) -> None:
-    """A table for people or, where asked for, one JSON object for programs."""
+    """Print a table for people or, if `as_json`, one JSON object for programs."""
     if as_json:
         print(json.dumps(result, indent=2))
         return

@@ -1,10 +1,10 @@
-"""Members of one program beside as many independent processes: do they use the cores of this machine as well?
+"""Members in one program against as many independent processes: do they use the machine's cores equally well?
 
-`Population` can map its members over XLA's devices, one per core ("devices", what it does on a CPU), as
-one vectorised program ("vmap"), or one after the other ("map"). Each is timed beside independent single-threaded
-processes that train one member each, all started at the same moment; the last one to end counts. Rounds of one call
-each follow one another, in seconds of the wall clock; medians of the ratios within a round are taken. A busy machine
-takes from each way what it takes, and the more so from those that need several cores at once: look at the load.
+`Population` can map its members over XLA's devices, one per core ("devices", its default on a CPU), as one vectorised
+program ("vmap"), or one after the other ("map"). Each of these is compared with independent single-threaded processes
+that train one member each, started together and timed until the last one ends. Each round times every way once, in
+wall-clock seconds; reported are medians of the ratios within a round. Other load on the machine slows all of them, and
+most those that need several cores at once: look at the load in the last line.
 
     python benchmarks/members.py                                two members of TD3+BC on two cores, about a minute
     python benchmarks/members.py --algorithm iql --members 4
@@ -52,7 +52,7 @@ def trainer(name: str, members: int, mapping: str | None, updates: int) -> Calla
 
 
 def work(name: str, updates: int) -> None:
-    """One of the independent processes: a member of its own, trained once per line of input."""
+    """One of the independent processes: it trains one member, `updates` updates per line of input."""
     train = trainer(name, 1, None, updates)
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -118,7 +118,7 @@ def main() -> None:
         result["ways"][name] = {"updates_per_second": speed, "ratio_to_processes": ratio}
         lines.append([name, f"{speed:.0f}", f"{ratio:.2f}"])
     notes = [
-        f"{arguments.members} members, one core each where they can; updates/s of all together, wall clock; medians of "
+        f"{arguments.members} members, on a core each if possible; updates/s of all together, wall clock; medians of "
         f"{arguments.rounds} rounds of {arguments.updates} updates. Target: devices at 0.90 of processes or more."
     ]
     title = f"Members together: {arguments.algorithm}"

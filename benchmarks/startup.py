@@ -2,8 +2,8 @@
 
 Runs the command on a small file dataset (2,000 steps of hopper's sizes), once with an empty cache of compiled programs
 and once more with what the first run left there, and stops the clock at the line that reports the first update (of the
-first phase, where there are several). The processor time of the command until then (where /proc tells it) is what a
-machine without other work would need.
+first phase, if there are several). The processor time of the command until then (nan without /proc) is an estimate for
+a machine without other load.
 
     python benchmarks/startup.py                        half a minute
     python benchmarks/startup.py --algorithms td3_bc,iql,bc --rounds 3
@@ -31,7 +31,7 @@ EPISODE, EPISODES = 100, 20
 def write_dataset(path: Path) -> None:
     """Episodes of random numbers."""
     data = common.random_dataset(EPISODES, EPISODE)
-    observations = np.arange(data.steps) + data.episode_of_step  # a row more after every episode
+    observations = np.arange(data.steps) + data.episode_of_step  # each episode has one more row
     np.savez(
         path,
         observations=data.observations[observations],
@@ -44,7 +44,7 @@ def write_dataset(path: Path) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """Of a running process; not a number where there is no /proc."""
+    """Processor time of a running process; nan if there is no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""TD3+BC and IQL updates in plain torch, to time beside ours: the same networks, losses and order of one update.
+"""TD3+BC and IQL updates in plain torch, to compare with ours: the same networks, losses and order of one update.
 
-A worker of training_speed.py: reads lines "ALGORITHM UPDATES" and answers with the seconds of processor time they took.
+A worker of training_speed.py: reads lines "ALGORITHM UPDATES" and answers with the seconds of processor time.
 Written as torch code usually is (eager, foreach Adam, targets updated in place), with the data in memory.
 """
 

@@ -1,18 +1,19 @@
-"""Updates per second of each algorithm's phases on one core, beside what the matrix products alone would allow.
+"""Updates per second of each algorithm's phases on one core, against what the matrix products alone would allow.
 
-The bound is the measured rate of a float32 matrix product at the size of the networks' largest layer, over the floating
-point operations in the matrix products of one update, which are counted in its jaxpr. All is measured in one process,
-in short rounds one after the other, and in seconds of processor time, so that other work on the machine disturbs it
-little; what remains is that it shares caches and memory.
+The bound is the measured rate of a float32 matrix product at the size of the networks' largest layer, divided by the
+floating point operations in the matrix products of one update, which are counted in its jaxpr. All is measured in one
+process, in short interleaved rounds, and in seconds of processor time, so that other load on the machine affects it
+only through shared caches and memory.
 
-Loops whose number of turns the data or the step decide are in the time and not in the bound: rollouts in a model, and
-RAMBO's adversary. What is due every so many updates is spread over a round, so that each round has its share of it.
+Loops whose number of iterations depends on the data or the step are part of the time but not of the bound: rollouts in
+a model, and RAMBO's adversary. Work that is done every so many updates is scaled down to once per round, so that each
+round has its share of it.
 
     python benchmarks/training_speed.py                                 about a minute
     python benchmarks/training_speed.py --algorithms td3_bc --rounds 30
     python benchmarks/training_speed.py --algorithms all --rounds 5 --updates 20
-    python benchmarks/training_speed.py --torch                         torch beside it, where it is installed
-    python benchmarks/training_speed.py --torch-python /path/to/bin/python     ... in an environment of its own
+    python benchmarks/training_speed.py --torch                         also torch, if it is installed
+    python benchmarks/training_speed.py --torch-python /path/to/bin/python     ... in another environment
     python benchmarks/training_speed.py --json > speed.json
 """
 
@@ -76,7 +77,7 @@ def count_products(jaxpr: Any, shares: Iterator[float]) -> float:
             if equation.primitive.name == "scan":
                 inner_total *= equation.params["length"]
             elif equation.primitive.name == "while":
-                inner_total = 0.0  # how many turns is not in the jaxpr
+                inner_total = 0.0  # the number of iterations is not in the jaxpr
             total += inner_total
     return total
 
@@ -86,13 +87,13 @@ def products_per_update(update: Any, state: Any, dataset: Any, config: Any) -> f
     jaxpr = jax.make_jaxpr(update)(jax.random.key(0), state, dataset, config)
     if hasattr(config, "policy_frequency"):
         shares = [1 / config.policy_frequency]
-    else:  # the dynamics: still training, held-out episodes due
+    else:  # the dynamics: still training, evaluation on held-out steps
         shares = [1, 1 / getattr(config, "holdout_every", 1)]
     return count_products(jaxpr.jaxpr, iter(shares))
 
 
 def spread(config: Any, updates: int) -> Any:
-    """The configuration with what is due every so many updates made smaller, and due once in `updates`."""
+    """The configuration with its periodic work done once in `updates` updates, and made smaller in proportion."""
     changed = {}
     for every, amount in (("rollout_every", "rollout_batch_size"), ("adversary_every", "adversary_updates")):
         if hasattr(config, every):
@@ -135,7 +136,7 @@ def timed_product(rows: int, width: int) -> Callable[[], float]:
 
 
 def timed_torch(python: str, count: int) -> dict[str, Callable[[], float]] | str:
-    """The same in torch, in a process of its own: functions by algorithm, or why there are none."""
+    """The same in torch, in a separate process: functions by algorithm, or the reason why there are none."""
     has_torch = [python, "-c", "import torch"]
     try:
         check = subprocess.run(has_torch, capture_output=True, text=True, check=False)
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--algorithms", default="bc,td3_bc,iql", help="names or files, or all; default %(default)s")
     parser.add_argument("--rounds", type=int, default=15, help="rounds to take medians of; default %(default)s")
     parser.add_argument("--updates", type=int, default=100, help="updates per algorithm and round; default %(default)s")
-    parser.add_argument("--torch", action="store_true", help="time updates written in torch beside them")
+    parser.add_argument("--torch", action="store_true", help="also time updates written in torch")
     parser.add_argument("--torch-python", metavar="PATH", help="the interpreter that has torch; default this one")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments = parser.parse_args()

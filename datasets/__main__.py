@@ -13,16 +13,16 @@ from offrl.datasets.policies import load_policies
 from offrl.errors import run_command
 
 DESCRIPTION = """\
-Built-in datasets: rolled out from policies that ship with offrl, once, into the local Minari store
-(MINARI_DATASETS_PATH, or ~/.minari/datasets). Training asks for one by name and makes it where it is missing:
+Built-in datasets: made once, by rollouts of policies that ship with offrl, and kept in the local Minari store
+(MINARI_DATASETS_PATH, or ~/.minari/datasets). Training names one, and makes it if it is missing:
 
     python -m offrl.train algo=iql env=hopper dataset=medium-replay
     python -m offrl.data info builtin:hopper/medium-replay
 """
 
 MAKE = """\
-Roll out a dataset where the local Minari store lacks it, and print its id. It is the same on every run and for any
-number of processes; a run that is interrupted leaves nothing behind.
+Make a dataset if the local Minari store lacks it, and print its id. It is the same on every run and for any number of
+processes; a run that is interrupted leaves nothing behind.
 
     python -m offrl.datasets make hopper medium                     offrl/hopper/medium-v0
     python -m offrl.datasets make pendulum random --steps 5000      offrl/pendulum/random-5k-v0
@@ -36,7 +36,7 @@ def _rounded(value: float) -> str:
 
 
 def show() -> None:
-    """Print what there is: the environments with their policies, the recipes, what is in the store."""
+    """Print the environments with their policies, the recipes, and what is in the local store."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a pipe has no width to wrap at
@@ -66,12 +66,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m offrl.datasets", description=DESCRIPTION,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="environments, scores of their policies, recipes, what is rolled out already")
-    make = commands.add_parser("make", help="roll out a dataset now", description=MAKE,
+    commands.add_parser("list", help="environments, scores of their policies, recipes, datasets in the local store")
+    make = commands.add_parser("make", help="make a dataset now", description=MAKE,
                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     make.add_argument("env", metavar="ENV", help=", ".join(ENVIRONMENTS))
     make.add_argument("recipe", metavar="RECIPE", help="see below")
-    make.add_argument("--steps", type=int, help="size in steps (default: see `list`); another size, another id")
+    make.add_argument("--steps", type=int, help="size in steps (default: see `list`); another size has another id")
     make.add_argument("--workers", type=int, help="simulator processes (default: one per core)")
     arguments = parser.parse_args()
     if arguments.command == "list":

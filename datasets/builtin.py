@@ -1,10 +1,10 @@
-"""The built-in datasets: rolled out on first use from the policies that ship, into the local Minari store.
+"""The built-in datasets: made on first use, by rollouts of policies that ship, and kept in the local Minari store.
 
     from offrl.datasets import builtin
     minari.load_dataset(builtin.ensure("hopper", "medium"))      # "offrl/hopper/medium-v0"
 
-A dataset is a function of its recipe, its size and the policies' weights: the same on every run and for any number of
-processes (up to the rounding of another MuJoCo or numpy). It appears in the store whole or not at all.
+A dataset is determined by its recipe, its size and the policies' weights: it is the same on every run and for any
+number of processes (up to the rounding of another MuJoCo or numpy). It appears in the store complete or not at all.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ SEED = 0
 
 
 def reference(env: str) -> Reference | None:
-    """The scores that normalise: D4RL's, or those measured with the policies that ship; None without either."""
+    """The returns that normalise scores: D4RL's, or those measured with the policies that ship; None without either."""
     policies = load_policies(env)
     return ENVIRONMENTS[env].reference or (policies.reference if policies else None)
 
 
 def plan(env: str, recipe: str, steps: int | None = None) -> list[Part]:
-    """What each policy contributes.
+    """What each policy contributes to a dataset.
 
     Raises:
         UserError: the recipe needs policies, and none ship for this environment.
@@ -86,22 +86,22 @@ def made(env: str) -> list[str]:
 
 
 def ensure(env: str, recipe: str, steps: int | None = None, workers: int | None = None) -> str:
-    """The Minari id of a built-in dataset, which is rolled out first where the local store lacks it.
+    """The Minari id of a built-in dataset, which is made first if the local store lacks it.
 
     Args:
         env: a name in `recipes.ENVIRONMENTS`, such as "hopper".
         recipe: a name in `recipes.RECIPES`, such as "medium-replay".
-        steps: size in steps, the environment's default where not given. The dataset of another size has another id.
+        steps: size in steps; by default the environment's. A dataset of another size has another id.
         workers: simulator processes, by default one per core. The dataset does not depend on it.
 
-    A dataset that other policies or an older recipe made is replaced. Of two processes that ask at once, one waits.
+    A dataset that was made by other policies or an older recipe is replaced. Of two processes at once, one waits.
 
     Raises:
         UserError: an unknown name, an impossible size, or a recipe whose policies do not ship yet.
     """
     identifier = dataset_id(env, recipe, steps)
     if workers is not None and workers < 1:
-        raise UserError(f"workers={workers}: at least one process rolls out")
+        raise UserError(f"workers={workers}: must be 1 or more")
     parts = plan(env, recipe, steps)
     policies, scores = load_policies(env), reference(env)
     origin = {
@@ -115,7 +115,7 @@ def ensure(env: str, recipe: str, steps: int | None = None, workers: int | None 
         return identifier
     path.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(path.parent, identifier) as locked:
-        if locked:  # so whoever left these is dead
+        if locked:  # so the processes that left these have died
             for rest in path.parent.glob(f".{path.name}.*"):
                 shutil.rmtree(rest, ignore_errors=True)
         if _origin(path) != origin:
@@ -140,7 +140,7 @@ def _one_at_a_time(folder: Path, identifier: str) -> Iterator[bool]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f"waiting for another process that rolls out {identifier.rpartition('/')[0]}", file=sys.stderr)
+                print(f"waiting for another process that makes {identifier.rpartition('/')[0]}", file=sys.stderr)
                 fcntl.flock(file, fcntl.LOCK_EX)
             locked = True
         except OSError:  # a file system without locks: the rename alone keeps the dataset whole
@@ -150,7 +150,7 @@ def _one_at_a_time(folder: Path, identifier: str) -> Iterator[bool]:
 
 def _make(identifier: str, path: Path, origin: dict, parts: list[Part], scores: Reference | None, workers: int) -> None:
     env_id = ENVIRONMENTS[origin["environment"]].env_id
-    _environment(env_id).close()  # what it lacks is said here, in one line, rather than by a roll-out process
+    _environment(env_id).close()  # if something is missing, say so here, in one line
     in_episodes = parts[0].steps is None
     total = sum((part.episodes if in_episodes else part.steps) or 0 for part in parts)
     with _progress(identifier, total, "episodes" if in_episodes else "steps", workers) as (rolled, written):
@@ -165,7 +165,7 @@ def _make(identifier: str, path: Path, origin: dict, parts: list[Part], scores: 
             try:
                 (Path(folder) / "new").rename(path)
             except OSError:
-                if _origin(path) != origin:  # not that another process was first
+                if _origin(path) != origin:  # else another process was first
                     raise
 
 
@@ -210,7 +210,7 @@ def _write(
 
 
 def _environment(env_id: str) -> gymnasium.Env:
-    """The environment, without MuJoCo's remarks on Gymnasium's model files (on stderr, and in a file where we run)."""
+    """The environment, without MuJoCo's warnings of Gymnasium's model files, on stderr and in a file where we run."""
     if "mujoco" not in str(specification(env_id).entry_point):
         return gymnasium.make(env_id)
     import mujoco
@@ -225,10 +225,10 @@ def _environment(env_id: str) -> gymnasium.Env:
 
 @contextlib.contextmanager
 def _progress(identifier: str, total: int, unit: str, workers: int) -> Iterator[tuple[Callable, Callable]]:
-    """Functions of (done, total) for the roll-out and for the writing: bars on a terminal, else lines."""
+    """Functions of (done, total) for the rollouts and for writing: bars on a terminal, else lines."""
     console = Console(stderr=True)
     started = time.monotonic()
-    print(f"rolling out {identifier}: {total:,} {unit} on {workers} processes, once", file=sys.stderr, flush=True)
+    print(f"making {identifier}, once: {total:,} {unit} on {workers} processes", file=sys.stderr, flush=True)
     if not console.is_terminal:
         yield (lambda done, total: None), (lambda done, total: None)
     else:

@@ -1,6 +1,6 @@
 """Environments of the built-in datasets that Gymnasium does not have: ICU-Sepsis, and Pendulum seen in images.
 
-Their ids name this module, such as "offrl.datasets.environments:PendulumImages-v0": whoever makes one imports it.
+Their ids name this module, as in "offrl.datasets.environments:PendulumImages-v0", so making one imports it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ IMAGE_SIZE = 64  # pixels, both ways
 ROD_LENGTH, ROD_HALF_WIDTH = 27.0, 2.5  # pixels
 TORQUE_ROWS = slice(60, 63)  # the bar of the torque lies below the rod's reach
 TORQUE_BRIGHTNESS = 128
-DEATH, SURVIVAL = 713, 714  # states of ICU-Sepsis that end an episode; 715 is where its table leads from them
+DEATH, SURVIVAL = 713, 714  # states of ICU-Sepsis that end an episode; in its table, 715 follows them
 
 
 def specification(env_id: str) -> EnvSpec:
-    """As `gymnasium.spec`, also of "module:Name-v0", whose id it keeps in full so that it can be made anywhere."""
+    """Like `gymnasium.spec`, but keeps an id "module:Name-v0" in full, so that it can be made anywhere."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -90,7 +90,7 @@ class SepsisTables(NamedTuple):
 
 @functools.cache
 def sepsis_tables() -> SepsisTables:
-    """The tables in the package icu-sepsis, which is not imported: that would import the old `gym`, of numpy 1.
+    """The tables in the package icu-sepsis, read without importing it, which would import the old `gym`, for numpy 1.
 
     Raises:
         UserError: the package is missing, or holds other tables.
@@ -123,8 +123,8 @@ def _sepsis_cumulative() -> tuple[np.ndarray, np.ndarray]:
 class ICUSepsis(gymnasium.Env):
     """The tabular ICU-Sepsis benchmark: 716 states of a patient, seen as one-hot vectors, and 25 treatments.
 
-    A reward of 1 for survival ends the episode, and so does death, without one; nothing is discounted. Inadmissible
-    actions lead where the admissible ones lead on average, as in Sepsis/ICU-Sepsis-v1.
+    An episode ends with survival, which has a reward of 1, or with death, which has none; there is no discount.
+    Inadmissible actions have the average transition of the admissible ones, as in Sepsis/ICU-Sepsis-v1.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class ICUSepsis(gymnasium.Env):
         return observation, float(self._state == SURVIVAL), self._state >= DEATH, False, {}
 
     def _enter(self, cumulative: np.ndarray) -> np.ndarray:
-        """Draw a state and observe it. From the right: a state of probability 0 is never drawn."""
+        """Draw a state and observe it. `side="right"`: a state of probability 0 is never drawn."""
         self._state = int(np.searchsorted(cumulative, self.np_random.random(), side="right"))
         observation = np.zeros(self.observation_space.shape, np.uint8)
         observation[self._state] = 1

@@ -1,7 +1,7 @@
-"""`load`: any dataset by its name, made or completed where that takes an environment.
+"""`load`: any dataset by its name, including what takes an environment to make or to complete.
 
-`offrl.data.load` reads what lies on this machine or can be downloaded. This one, on top of it, also rolls out built-in
-datasets that are not there yet, and opens a log's environment to learn what the log does not say.
+`offrl.data.load` reads what is on this machine or can be downloaded. This one, on top of it, also makes built-in
+datasets that are missing, and opens a log's environment to learn what the log does not say.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from offrl.playing.simulators import spaces
 
 
 def load(name: str, *, steps: int | None = None, **options: Any) -> Dataset:
-    """The dataset of that name, as `offrl.data.load` gives it; the options are its own.
+    """The dataset of that name, as `offrl.data.load` gives it; `options` are those of that function.
 
-    steps: of a built-in dataset, how many steps are rolled out at first use.
+    steps: size of a built-in dataset, which is made on first use.
 
     Raises:
         UserError: see `offrl.data.load`; a built-in dataset cannot be made.

@@ -1,13 +1,15 @@
-"""Pick the policies that ship from the snapshots of a training run.
+"""Choose the policies that ship with offrl from the snapshots of a training run.
 
     python -m offrl.datasets.policies hopper RUN_DIR
 
-RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are an expert (the best of the top snapshots
-over 100 episodes without noise; of near equals, the best when sampled), a medium (of the last snapshots at a third to
-a half of the expert's normalised return, the one with the least spread) and a ladder of snapshots from the start of
-training up to medium. The last ones, because a run that falls back and recovers leaves the richer replay buffer
-behind. Their weights go to policies/ENV.npz in half precision (what is scored is what ships), the
-thinned training curve to policies/ENV_curve.csv, and what each of them scores to cards/ENV.md.
+RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are
+- an expert: the snapshot with the best mean return over 100 episodes without noise; of nearly equal ones, the best when
+  sampled;
+- a medium policy: of the last snapshots at a third to a half of the expert's normalised return, the one with the least
+  spread. The last ones, because a run that falls back and recovers leaves a richer replay buffer;
+- a ladder of snapshots from the start of training up to medium.
+Their weights go to policies/ENV.npz in half precision (which is also what is scored), a thinned training curve to
+policies/ENV_curve.csv, and the scores to cards/ENV.md.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ EPISODES = 100
 EPISODES_FOR_LADDER = 10
 EPISODES_TO_SCREEN = 30  # snapshots that may become medium
 EXPERT_CANDIDATES = 3
-EXPERT_MARGIN = 0.02  # of snapshots as good as this without noise, the one that samples best makes the better data
+EXPERT_MARGIN = 0.02  # of snapshots this close to the best without noise, the best when sampled makes better data
 MEDIUM_CANDIDATES = 6
 MEDIUM_FINALISTS = 3
 MEDIUM_RANGE = (1 / 3, 1 / 2)  # of the expert's normalised return
@@ -53,11 +55,11 @@ class Policies(NamedTuple):
 
     @property
     def ladder(self) -> list[tuple[str, float]]:
-        """(policy, share of a replay buffer), from the start of training on."""
+        """(policy, share of a replay buffer), in the order of training."""
         return [(name, share) for name, share in self.metadata["ladder"]]
 
     def digest(self, name: str) -> str:
-        """Of one policy's weights, 16 hex digits."""
+        """Digest of one policy's weights, 16 hex digits."""
         content = hashlib.sha256()
         for key, array in sorted(self.weights[name].items()):
             content.update(key.encode() + array.tobytes())
@@ -66,7 +68,7 @@ class Policies(NamedTuple):
 
 @cache
 def load_policies(env: str) -> Policies | None:
-    """The policies that ship for an environment of the registry, None where there are none yet."""
+    """The policies that ship for an environment in `ENVIRONMENTS`, None if there are none yet."""
     path = HERE / "policies" / f"{ENVIRONMENTS[env].policies or env}.npz"
     if not path.exists():
         return None
@@ -90,10 +92,10 @@ def score(workers: Workers, env_id: str, candidates: dict[str, dict], mean_actio
 
 
 class Choice:
-    """The choice among one run's snapshots, each step reported as it is made."""
+    """The choice among one run's snapshots; prints each of its steps."""
 
     def __init__(self, env: str, run: Path, workers: Workers, warm_up: int):
-        import pandas as pd  # not at the top: whoever only loads policies should not wait for it
+        import pandas as pd  # not at the top: loading policies should not wait for it
 
         self.environment, self.run, self.workers, self.warm_up = ENVIRONMENTS[env], run, workers, warm_up
         rows = pd.read_csv(run / "curve.csv")
@@ -115,7 +117,7 @@ class Choice:
             return {key: file[key].astype(np.float16) for key in file.files}
 
     def score(self, candidates: dict[str, dict], mean_actions: float, episodes: int | None = None):
-        """As the function `score`; what has been scored before is not scored again."""
+        """Like the function `score`, but nothing is scored twice."""
         episodes = episodes or EPISODES
         missing = {n: weights for n, weights in candidates.items() if (n, mean_actions, episodes) not in self.known}
         for name, returns in score(self.workers, self.environment.env_id, missing, mean_actions, episodes).items():
@@ -136,7 +138,7 @@ class Choice:
         worst = max(means.values()) - EXPERT_MARGIN * (max(means.values()) - self.random["mean"])
         sampled = self.score_steps([step for step in top if means[step] >= worst], 0.0)
         best = max(sampled, key=lambda step: sampled[step].mean())
-        # other episodes than those that chose it: the best of several means is too high
+        # scored on other episodes than it was chosen by: the best of several means is biased upwards
         self.expert_return = float(self.score({"expert": self.weights(best)}, 1.0)["expert"].mean())
         self.reference = self.environment.reference or Reference(
             self.random["mean"], self.expert_return,
@@ -165,11 +167,11 @@ class Choice:
             return max(low - share, share - high, 0.0)
 
         sampled = self.score_steps(near, 0.0, EPISODES_TO_SCREEN)
-        near = sorted(reversed(near), key=lambda step: distance(sampled[step]))  # stable: the last, where many fit
+        near = sorted(reversed(near), key=lambda step: distance(sampled[step]))  # stable: of equals, the latest
         near = near[:MEDIUM_FINALISTS]
         without_noise = self.score_steps(near, 1.0, EPISODES_TO_SCREEN)
         off = {step: max(distance(sampled[step]), distance(without_noise[step])) for step in near}
-        return min(near, key=lambda step: (max(off[step], 0.02), sampled[step].std()))  # 0.02: as good as within
+        return min(near, key=lambda step: (max(off[step], 0.02), sampled[step].std()))  # up to 0.02 counts as within
 
     def ladder(self, medium: int) -> list[tuple[int, float]]:
         """(step, share of the steps from the warm-up's end to medium that are nearest to it), LADDER snapshots."""
@@ -184,7 +186,7 @@ def summary(returns: np.ndarray) -> dict[str, float]:
 
 
 def choose(env: str, run: Path, workers: Workers) -> Policies:
-    """Choose and score; prints what it finds on the way.
+    """Choose and score; prints what it finds.
 
     Raises:
         UserError: `run` is not a training run, or has no snapshot between a third and a half of its best.

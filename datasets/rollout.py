@@ -1,8 +1,8 @@
 """Policies acting in simulators, in numpy only: the worker processes behind the built-in datasets.
 
 A worker is `python -m offrl.datasets.rollout`, a plain subprocess rather than one of `multiprocessing`: it never
-imports the caller's main module (which may have no guard, or import jax), and it ends by itself when its caller does,
-however that dies. Messages are whole NPZ files, each after its length in eight bytes.
+imports the caller's main module (which may have no guard, or import jax), and it ends by itself when its caller ends,
+for whatever reason. Messages are whole NPZ files, each after its length in eight bytes.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Episode(NamedTuple):
 
 
 def run_episodes(envs: Sequence[gymnasium.Env], policy, mean_actions: float, generator, name: str) -> list[Episode]:
-    """One whole episode in each environment, in lock step; what happens depends on the generator's state alone."""
+    """One whole episode in each environment, in lock step; the result depends only on the generator's state."""
     space = envs[0].action_space
     # where policies see something else than what is recorded, such as the state behind an image
     seen = [getattr(env.unwrapped, "policy_observation", None) for env in envs]
@@ -139,7 +139,7 @@ def run_episodes(envs: Sequence[gymnasium.Env], policy, mean_actions: float, gen
 
 
 def _in_units_of(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
-    """What the environment takes for a policy's actions, which in a box are in [-1, 1]."""
+    """A policy's actions, which for a box are in [-1, 1], in the environment's units."""
     if not isinstance(space, Box):
         return actions
     middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
@@ -147,7 +147,7 @@ def _in_units_of(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
 
 
 class Task(NamedTuple):
-    """A chunk of episodes, the same on every run: policy and first episode seed its generator."""
+    """A chunk of episodes, the same on every run: its generator is seeded by policy and first episode."""
 
     env_id: str
     policy: str
@@ -188,7 +188,7 @@ def _receive(stream) -> tuple[Any, dict[str, np.ndarray]] | None:
 
 
 class Workers:
-    """Processes that run tasks: a context manager. Without one there would be nothing to end them."""
+    """Processes that run tasks; a context manager, which ends them."""
 
     def __init__(self, count: int):
         self.count = count
@@ -241,10 +241,10 @@ class Workers:
         if answer is None:
             self._errors.seek(0)
             tail = self._errors.read().decode(errors="replace")[-2_000:]
-            raise RuntimeError(f"a roll-out process ended unexpectedly (exit status {process.wait()})\n{tail}")
+            raise RuntimeError(f"a rollout process ended unexpectedly (exit status {process.wait()})\n{tail}")
         header, arrays = answer
         if header["error"]:
-            raise RuntimeError(f"a roll-out failed: {header['error']}")
+            raise RuntimeError(f"a rollout failed: {header['error']}")
         episodes = []
         rows = step = 0
         for seed, length in zip(header["seeds"], header["lengths"], strict=True):
@@ -268,13 +268,13 @@ class Part(NamedTuple):
 
 
 class _Stretch:
-    """A part under way. Chunks finish in any order and are taken in theirs, so that the result is always the same."""
+    """A part being collected. Chunks finish in any order but are taken in sequence: the result is always the same."""
 
     def __init__(self, part: Part, env_id: str, seed: int):
         limit = specification(env_id).max_episode_steps
         assert limit is not None, f"{env_id} has no time limit"
         self.part, self.env_id, self.seed = part, env_id, seed
-        self.least = part.episodes or -(-(part.steps or 0) // limit)  # episodes needed at the least
+        self.least = part.episodes or -(-(part.steps or 0) // limit)  # fewest episodes that it can need
         self.mean_length = float(limit)  # of the episodes so far; only a guide to how many chunks to start
         self.first = 0
         self.pending: deque[tuple[int, Future[list[Episode]]]] = deque()

@@ -2,10 +2,11 @@
 
     python -m offrl.datasets.scripted cartpole
 
-CartPole's policies are linear controllers: medium drifts to the side, and the ladder up to it takes ever fewer
-uniformly random actions. Of ICU-Sepsis, the expert is the optimum by value iteration; medium follows it in half of the
-states, the ladder in ever more of them, and acts uniformly in the others. So the best of what medium does most often
-is no expert. Writes policies/ENV.npz and cards/ENV.md.
+CartPole's policies are linear controllers: medium drifts to the side, and the ladder below it takes uniformly random
+actions, fewer with every rung. For ICU-Sepsis, the expert is the optimal policy by value iteration; medium follows it
+in half of the states and acts uniformly in the others, and the ladder follows it in more states with every rung, up to
+medium's. So to imitate medium's most frequent actions does not give an expert. Writes policies/ENV.npz and
+cards/ENV.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SEED = 0  # of the states in which ICU-Sepsis's policies follow the optimum
 CONTROLLERS = {"expert": (0.2, 0.5, 3.0, 1.0), "medium": (-0.6, 0.0, 3.0, 1.0)}
 MEDIUM_UNIFORM = 0.1  # share of uniformly random actions of CartPole's medium
 MEDIUM_STATES = 0.5  # share of states in which ICU-Sepsis's medium follows the optimum
-CERTAIN = 20.0  # preference beside zeros that a softmax all but always follows
+CERTAIN = 20.0  # preference that a softmax almost always follows if the others are 0
 IMPOSSIBLE = -1e4  # preference of an action of probability 0, within half precision
 
 
@@ -45,9 +46,9 @@ def optimum(tables: SepsisTables, precision: float = 1e-9) -> np.ndarray:
 
 
 def expected_return(tables: SepsisTables, policy: np.ndarray) -> float:
-    """Of a policy of ICU-Sepsis, probabilities [states, actions], exactly; where rows are zero, an episode has ended.
+    """Exact expected return of a policy of ICU-Sepsis: probabilities [states, actions], rows of zeros where it ended.
 
-    The time limit of 500 steps is left out: hardly an episode is longer than 50.
+    The time limit of 500 steps is ignored: hardly any episode is longer than 50.
     """
     rewards, nexts = _dynamics(tables)
     step = np.einsum("sa,san->sn", policy, nexts)
@@ -56,7 +57,7 @@ def expected_return(tables: SepsisTables, policy: np.ndarray) -> float:
 
 
 def _dynamics(tables: SepsisTables) -> tuple[np.ndarray, np.ndarray]:
-    """Expected rewards [states, actions], and transitions out of states in which an episode goes on."""
+    """Expected rewards [states, actions], and transitions, which are 0 in states that end an episode."""
     going_on = (np.arange(len(tables.starts)) < DEATH)[:, None]
     return tables.transitions[:, :, SURVIVAL] * going_on, tables.transitions * going_on[..., None]
 
@@ -80,7 +81,7 @@ def icu_sepsis() -> dict[str, dict[str, np.ndarray]]:
     """name -> weights of `rollout.SoftmaxLinear`."""
     tables = sepsis_tables()
     best = CERTAIN * np.eye(tables.transitions.shape[1])[optimum(tables).argmax(axis=1)]
-    order = np.random.default_rng(SEED).permutation(len(best))[:, None] / len(best)  # a state that joins stays
+    order = np.random.default_rng(SEED).permutation(len(best))[:, None] / len(best)  # states that join stay
     with np.errstate(divide="ignore"):
         clinicians = np.maximum(np.log(tables.clinicians), IMPOSSIBLE)
     return {

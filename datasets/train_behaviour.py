@@ -8,7 +8,7 @@ gathered in short blocks by a numpy copy of the actor; the updates for a block a
 
 At every evaluation the actor is written to `OUT/snapshots/STEP.npz` and a row to `OUT/curve.csv`; the whole training
 state is kept in `OUT/state.msgpack`, and the same command continues from it. `python -m offrl.datasets.policies`
-then picks the policies that ship with the package from these snapshots.
+then chooses the policies that ship with the package from these snapshots.
 """
 
 from __future__ import annotations
@@ -199,14 +199,14 @@ def make_sac(observation_dim: int, action_dim: int, recipe: Recipe):
 
 
 class NumpyActor:
-    """The actor as two matrix products in numpy: for one observation, faster than any call into a compiled program."""
+    """The actor in numpy, three matrix products: for one observation, faster than any call of a compiled program."""
 
     def __init__(self, params):
         layers = [params["params"][f"Dense_{i}"] for i in range(3)]
         self.layers = [(np.asarray(layer["kernel"]), np.asarray(layer["bias"])) for layer in layers]
 
     def __call__(self, observation, generator: np.random.Generator | None):
-        """Action in (-1, 1): a sample, or the mean's where no generator is given."""
+        """Action in (-1, 1): a sample, or the tanh of the mean if no generator is given."""
         x = observation.astype(np.float32)
         for weight, bias in self.layers[:-1]:
             x = np.maximum(x @ weight + bias, 0)
@@ -260,7 +260,7 @@ def evaluate(env, policy: NumpyActor, seed: int):
 
 
 def write_whole(path: Path, write) -> None:
-    """Write beside `path`, then rename: a kill leaves the old file or the new one, never a half."""
+    """Write a temporary file and rename it: a killed process leaves the old file or the new one, never a part."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         write(file)

@@ -182,7 +182,7 @@ def alive(pid):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 @pytest.mark.parametrize("moment", ["rolling out", "writing"])
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-def test_an_interrupted_roll_out_leaves_nothing(store, stop, moment):
+def test_an_interrupted_rollout_leaves_nothing(store, stop, moment):
     arguments = [sys.executable, "-m", "offrl.datasets", "make", "pendulum", "random", "--steps", "12000"]
     # a shell's background job ignores the interrupt, and what it starts does, too
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -204,7 +204,7 @@ def test_an_interrupted_roll_out_leaves_nothing(store, stop, moment):
     assert not any(map(alive, workers))
     if stop == signal.SIGINT:
         assert leftovers(store) == []
-    elif moment == "writing":  # what a killed process leaves is hidden, and gone after the next roll-out
+    elif moment == "writing":  # what a killed process leaves is hidden, and gone after the next rollout
         identifier = builtin.ensure("pendulum", "random", 12_000)
         assert minari.load_dataset(identifier).total_steps == 12_000
         assert leftovers(store) == []

@@ -13,7 +13,7 @@ VERSION = 0  # of the recipes: the -v0 of every id
 
 
 class Reference(NamedTuple):
-    """Undiscounted returns that a normalised score of 0 and of 100 stand for."""
+    """Undiscounted returns that correspond to normalised scores of 0 and 100."""
 
     random: float
     expert: float
@@ -25,7 +25,7 @@ class Reference(NamedTuple):
 
 class Environment(NamedTuple):
     env_id: str
-    steps: int  # the size of a dataset unless another is asked for
+    steps: int  # default size of a dataset
     reference: Reference | None = None  # None: measured here, and kept with the policies
     policies: str = ""  # the environment whose policies act here; empty: its own
 
@@ -80,7 +80,7 @@ RECIPES = {
 
 
 def recipes_of(env: str) -> list[str]:
-    """The names of the recipes that an environment of the registry has."""
+    """The names of the recipes that an environment in `ENVIRONMENTS` has."""
     return [name for name, recipe in RECIPES.items() if recipe.only in ("", env)]
 
 
@@ -101,7 +101,7 @@ def check_names(env: str, recipe: str) -> None:
 
 
 def dataset_id(env: str, recipe: str, steps: int | None = None) -> str:
-    """The Minari id of a dataset: another size than the default, another id.
+    """The Minari id of a dataset; a size other than the default has another id.
 
     Raises:
         UserError: an unknown name, `steps` below 1, or `steps` for a recipe that counts episodes.

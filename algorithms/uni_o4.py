@@ -132,7 +132,7 @@ class State:
     critic_opt: optax.OptState
     ensemble: Ensemble
     improvement_step: jax.Array
-    updates: jax.Array  # of the whole improvement: where its schedules end
+    updates: jax.Array  # of the whole improvement, at whose end its schedules end
     score: jax.Array  # of the policies at the last gate
     best_score: jax.Array  # of the old policies
     replaced: jax.Array  # how often they were replaced

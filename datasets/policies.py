@@ -3,8 +3,8 @@
     python -m offrl.datasets.policies hopper RUN_DIR
 
 RUN_DIR is what `python -m offrl.datasets.train_behaviour` wrote. Chosen are
-- an expert: the snapshot with the best mean return over 100 episodes without noise; of nearly equal ones, the best when
-  sampled;
+- an expert: of the best snapshots of the training curve, the one with the highest mean return over 100 episodes without
+  noise; of nearly equal ones, the best when sampled;
 - a medium policy: of the last snapshots at a third to a half of the expert's normalised return, the one with the least
   spread. The last ones, because a run that falls back and recovers leaves a richer replay buffer;
 - a ladder of snapshots from the start of training up to medium.

@@ -12,10 +12,10 @@ and, where it needs them,
     phases(config) -> tuple[Phase, ...]         several stages in one run; by default one, called "train"
     prepare(dataset, config) -> pytree          what `update` sees as its dataset; by default `dataset.transitions()`
     from_data(dataset, config) -> dict          numeric options to be taken from the training data; run.json keeps them
-    SUPPORTS                                    names from SPACES; by default ("continuous",), of vector observations
+    SUPPORTS                                    the SPACES that it supports; by default ("continuous",), no images
 
-Discrete actions are one-hot vectors [..., action_dim], in the data that it sees and from its policy; images are uint8
-[..., H, W, C], which a network divides by 255.
+Continuous actions are in [-1, 1]; discrete ones are one-hot vectors [..., action_dim], both in the data that the
+algorithm sees and from its policy. Images are uint8 [..., H, W, C], which a network divides by 255.
 
 `state` must have the field `step`, the number of updates made. All of it runs under `jax.vmap` and `jax.lax.map` over
 members (seeds and settings trained in parallel) and under `jax.lax.scan` over steps: no side effects, no global state,

@@ -11,7 +11,7 @@ from offrl.data.dataset import Dataset, Transitions
 
 
 def random_state(algorithm: ModuleType, config: Any, spec: Spec, networks: tuple[str, ...], seed: int = 0) -> Any:
-    """A state of an algorithm in which those networks have random parameters, each its own; all the rest is 0.
+    """A state of an algorithm in which those networks have different random parameters; everything else is 0.
 
     What the algorithm's `init` would make up to the numbers: compiling that takes longer than all the test.
     """

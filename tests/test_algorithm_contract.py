@@ -1,4 +1,4 @@
-"""Algorithm files: what is found by name and by path, what is refused, and what all that come with offrl share."""
+"""Algorithm files: loading by name and by path, what is refused, and that all of offrl's keep the contract."""
 
 import json
 from dataclasses import replace

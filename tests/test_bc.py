@@ -23,7 +23,7 @@ def late_and_early() -> Dataset:
 
 
 def kept_episodes(data: Dataset, **options) -> list[int]:
-    """Which whole episodes the training data consists of."""
+    """The episodes that the training data consists of; fails if one is not complete."""
     view, everything = bc.prepare(data, bc.Config(**options)), data.transitions()
     blocks = view.observations.reshape(-1, 4, 3)
     kept = [int(np.argmax((everything.observations.reshape(-1, 4, 3) == block).all((1, 2)))) for block in blocks]

@@ -1,4 +1,4 @@
-"""Built-in datasets: what the recipes make, that it is always the same, and that it is there whole or not at all."""
+"""Built-in datasets: what the recipes make, that it is reproducible, and that it is stored completely or not at all."""
 
 import signal
 import subprocess

@@ -63,7 +63,7 @@ STEPS = range(1, 11)
 
 
 def member(levels, gap=1.0, fits=True):
-    """A state per checkpoint: Q = level - gap |a - pi(s)|^2 about the good behaviour, or a critic that fits nothing."""
+    """A state per checkpoint: Q = level - gap |a - pi(s)|^2 around the good policy, or a critic that fits nothing."""
     states = []
     for level in levels:
         quadratic = np.zeros((5, 5))

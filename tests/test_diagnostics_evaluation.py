@@ -31,7 +31,7 @@ NOISE = 0.05
 
 
 def true_value(gain, states, noise=NOISE, discount=fitting.DISCOUNT):
-    """Of a = gain s on the linear-quadratic task, for ever."""
+    """Infinite-horizon value of the policy a = gain s on the linear-quadratic task."""
     c = DYNAMICS + CONTROL * gain
     v = (c**2 + 0.1 * gain**2) / (1 - discount * c**2)
     return -(v * (states**2).sum(-1) + 2 * noise**2 * (1 + discount * v) / (1 - discount))
@@ -234,7 +234,7 @@ def test_importance_sampling_finds_the_value_of_a_bandit():
 
 @pytest.fixture(scope="module")
 def one_mode():
-    """Only the episodes of the good policy: the behaviour has one mean. The candidates are its own and another."""
+    """Only the episodes of the good policy, so the behaviour has one mode; a candidate equal to it, and another."""
     dataset = linear_quadratic(episodes=600, length=5)
     good = np.arange(600) % 2 == 0
     steps = good[dataset.episode_of_step]
@@ -263,7 +263,7 @@ def test_importance_sampling_of_the_datas_own_policy_and_its_refusal_of_others(o
 def test_doubly_robust_with_the_true_critic_is_the_true_value_and_is_refused_as_importance_sampling_is(
     one_mode, monkeypatch
 ):
-    """Of a = -0.9 s with the noise that the data have; the critic stands in for one that FQE would fit."""
+    """For the policy a = -0.9 s with the data's noise; the true critic takes the place of one that FQE would fit."""
     discount, gain, noise = fitting.DISCOUNT, -0.9, 0.02
     importance = importance_sampling.measure_importance_sampling(one_mode)["importance_sampling"]
     (sigma,) = {*one_mode._made["held-out episodes with behaviour density"].deviations.round(2)}
@@ -290,7 +290,7 @@ def test_doubly_robust_with_the_true_critic_is_the_true_value_and_is_refused_as_
 @pytest.fixture(scope="module")
 def tabular():
     """Two states, two actions; action 1 in state 1 may terminate. 4,000 episodes of a uniform policy, cut off after 12
-    steps; the target prefers action 1 in state 0. Q and V of it, for ever, are exact."""
+    steps; the target prefers action 1 in state 0. Its infinite-horizon Q and V are exact."""
     random, discount, episodes, length = np.random.default_rng(0), 0.8, 4000, 12
     rewards = np.array([[-1.0, 2.0], [0.5, -3.0]])
     following = np.array([[[0.7, 0.3], [0.2, 0.8]], [[0.5, 0.5], [0.2, 0.3]]])  # what is left of 1 is termination
@@ -356,7 +356,7 @@ def test_doubly_robust_is_right_when_either_the_critic_or_the_ratios_are(tabular
 
 
 def test_doubly_robust_goes_on_with_the_critic_after_a_truncation(tabular):
-    """Of two steps each, with the truth as critic, the value is still that for ever."""
+    """From episodes of two steps, with the true critic, the value is still the infinite-horizon one."""
     short = tabular | {name: tabular[name][:, :2] for name in ("actions", "rewards", "log_ratios")}
     lengths = np.minimum(tabular["lengths"], 2)
     short |= {"states": tabular["states"][:, :3], "lengths": lengths}

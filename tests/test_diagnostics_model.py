@@ -94,7 +94,7 @@ def found(pool):
 
 
 def test_values_in_the_model_are_the_true_ones(pool, found):
-    """400 steps are nearly for ever."""
+    """400 steps are nearly an infinite horizon."""
     value = found["model_value"].value[:2]
     truth = np.array([true_value(gain, pool.initial_observations).mean() for gain in (-0.9, 0.0)])
     np.testing.assert_allclose(value, truth, atol=1.2)  # the data's own value is about -14

@@ -107,7 +107,7 @@ def short():
 
 
 def values_by_counting(pool) -> np.ndarray:
-    """Of the policies at the first states, as the training rows have it: which know a rare action by few steps."""
+    """Values of the policies at first states under the empirical model of the training rows (some actions are rare)."""
     rows, following = pool.train, np.zeros((3, 3, 3))
     states, actions, nexts = (x.argmax(1) for x in (rows.observations, rows.actions, rows.next_observations))
     np.add.at(following, (states, actions, nexts), 1 - rows.terminations)

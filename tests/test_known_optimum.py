@@ -24,20 +24,20 @@ class Task(NamedTuple):
     goal: float
     noise: float
     start: float
-    """States begin at -start to start."""
+    """Initial states are between -start and start."""
     actions: float
-    """Standard deviation of the data's."""
+    """Standard deviation of the data's actions."""
     box: float
     """The largest action."""
 
 
 BROAD = Task(keep=1.0, goal=0.0, noise=0.05, start=1.0, actions=0.6, box=1.0)
 NARROW = Task(keep=0.5, goal=1.0, noise=0.3, start=0.5, actions=0.2, box=2.0)
-"""Larger actions than the data's are better, up to four of their standard deviations; the box reaches to ten."""
+"""Larger actions than the data's are better, up to four of their standard deviations; the box extends to ten."""
 
 
 def best_gain() -> float:
-    """Of the broad task, where the best action is -k s; by iteration of the Riccati equation; V(s) = -P s^2 + c."""
+    """k of the broad task, where the best action is -k s; by iterating the Riccati equation with V(s) = -P s^2 + c."""
     p = 0.0
     for _ in range(200):
         m = 1 + DISCOUNT * p
@@ -48,7 +48,7 @@ def best_gain() -> float:
 
 @cache
 def best_narrow() -> float:
-    """Return of the best affine policy of the narrow task, whatever the data hold."""
+    """Return of the best affine policy of the narrow task, independent of the data."""
     policies = [(gain, offset) for gain in np.linspace(0, 0.8, 9) for offset in np.linspace(0.5, 1, 11)]
     return max(mean_return(lambda s, k=k, c=c: (c - k * s) / NARROW.box, NARROW) for k, c in policies)
 
@@ -88,7 +88,7 @@ def starts(task: Task) -> np.ndarray:
 
 
 def mean_return(act, task: Task = BROAD) -> float:
-    """Discounted, of thirty steps from many states; actions in [-1, 1] as the policy gives them."""
+    """Discounted return of thirty steps, averaged over many initial states; `act` gives actions in [-1, 1]."""
     random, total = np.random.default_rng(1), 0.0
     states = np.repeat(starts(task), 10)
     for t in range(30):
@@ -215,13 +215,13 @@ def test_the_optimum_is_found_in_mediocre_data_where_cloning_does_not(name, opti
 
 
 def judged(name: str, **options) -> tuple[float, float]:
-    """Return, and the critics' mean value, of the policy from data whose actions are narrow."""
+    """Return, and value by the critics, of the policy trained on the narrow data."""
     act, values = trained(name, 2000, NARROW, **options)
     return mean_return(act, NARROW), float(values(starts(NARROW)).mean())
 
 
 def mean_action_return() -> float:
-    """Of the mean of the narrow data's actions."""
+    """Return of always taking the mean action of the narrow data."""
     return mean_return(lambda states: 0 * states, NARROW)
 
 

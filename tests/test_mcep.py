@@ -1,4 +1,4 @@
-"""MCEP: TD3+BC, with a second policy beside it that acts."""
+"""MCEP: TD3+BC with a second policy, which is the one that acts."""
 
 import jax
 import numpy as np

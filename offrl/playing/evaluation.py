@@ -32,7 +32,7 @@ SIMULATORS_AT_ONCE = 128
 
 Act = Callable[[np.ndarray], np.ndarray]
 Played = Callable[[int, int, int], None]
-"""Called with (step, episodes, environment steps) when so many episodes of a checkpoint have been played."""
+"""Called with (step, episodes, environment steps) whenever some episodes of a checkpoint have been played."""
 
 
 def warn_on_stderr(text: str) -> None:

@@ -60,7 +60,7 @@ class Spaces(NamedTuple):
         return int(self.action_high[0]) + 1 if self.discrete else len(self.action_low)
 
     def observations(self, *axes: int) -> np.ndarray:
-        """Zeros for so many observations."""
+        """Zeros in the shape of observations, [*axes, ...]."""
         if self.observation_shape:
             return np.zeros((*axes, *self.observation_shape), np.uint8)
         return np.zeros((*axes, self.observation_dim), np.float32)

@@ -47,7 +47,7 @@ def optimise(
     """Train from the last checkpoint, or from the start, to the end of the run's schedule.
 
     Args:
-        progress: of (updates of the whole run, updates made before): what shows how far training is.
+        progress: a function of (updates of the run, updates made before); its context gives the function to call.
     """
     stretches = schedule(population.phases, run.info["protocol"])
     total = stretches[-1][1] + stretches[-1][2]

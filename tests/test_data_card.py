@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,3 +94,16 @@ def test_help_teaches_the_names():
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for expected in ("builtin:", "minari:", "d4rl:", "file:", "MINARI_DATASETS_PATH", "OFFRL_CACHE", "examples:"):
         assert expected in text
+
+
+def test_the_card_of_discrete_actions_and_images_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    images = np.random.default_rng(0).integers(0, 256, (7, 4, 6, 3), np.uint8)
+    arrays = log(observations=images, next_observations=None, actions=np.array([0, 2, 1, 2, 0, 0, 1]))
+    arrays |= {"cost": np.arange(7.0)}
+    main(["info", save(tmp_path, arrays), "--columns", "costs=cost", "--out", "card.png"])
+    shown = capsys.readouterr().out
+    assert "observations images 4 x 6 x 3, actions 3 discrete" in shown
+    assert " costs " in shown
+    assert Path("card.png").stat().st_size > 10_000

@@ -335,3 +335,17 @@ def test_a_part_of_the_data_without_a_usable_row_is_refused(tmp_path):
     for view in (data.select_episodes([0, 2]).transitions, data.select_episodes([2]).dynamics):
         with pytest.raises(UserError, match="no row is left to learn from"):
             view()
+
+
+def test_one_step_episodes_of_one_state_have_their_own_next_observation(tmp_path):
+    """A bandit: without steps inside episodes, the states of other episodes tell what comes again by nature."""
+    arrays = log((1,) * 8, observations=np.ones((8, 2)), next_observations=np.ones((8, 2)))
+    data = read(tmp_path, arrays)
+    assert not found(data, "episode ends")
+    assert len(data.transition_rows) == 8
+
+
+def test_a_constant_reward_that_ends_with_the_episode_leaves_its_length_to_improve(tmp_path):
+    assert found(read(tmp_path, log(rewards=np.ones(7))), "is nothing but the length of episodes to improve")
+    arrays = log(rewards=np.ones(7), terminals=np.zeros(7, bool))
+    assert found(read(tmp_path, arrays), "there is nothing to improve")

@@ -26,8 +26,10 @@ def card(dataset: Dataset) -> dict[str, Any]:
         "episodes": dataset.episodes,
         "steps": dataset.steps,
         "observation_dim": dataset.observation_dim,
+        "observation_shape": list(dataset.observations.shape[1:]),
         "observation_layout": list(dataset.observation_layout),
         "action_dim": dataset.action_dim,
+        "discrete_actions": dataset.discrete,
         "returns": _summary(dataset.returns),
         "normalised_returns": None if reference is None else _summary(reference.normalise(dataset.returns)),
         "reference": None

@@ -36,7 +36,9 @@ def print_card(facts: dict[str, Any], console: Console) -> None:
     table.add_row("environment", f"{facts['env_id']}{options}{limit}" if facts["env_id"] else "not known")
     table.add_row("episodes, steps", f"{facts['episodes']:,} episodes, {facts['steps']:,} steps")
     layout = f" ({', '.join(facts['observation_layout'])})" if facts["observation_layout"] else ""
-    table.add_row("sizes", f"observations {facts['observation_dim']}{layout}, actions {facts['action_dim']}")
+    shape = " x ".join(map(str, facts["observation_shape"]))
+    kinds = "images " if len(facts["observation_shape"]) > 1 else "", " discrete" if facts["discrete_actions"] else ""
+    table.add_row("sizes", f"observations {kinds[0]}{shape}{layout}, actions {facts['action_dim']}{kinds[1]}")
     lost = facts["lost_final_observations"]
     table.add_row(
         "episodes end",
@@ -112,7 +114,30 @@ def _draw(dataset: Dataset, figure: Figure) -> None:
     lengths.set_title(f"lengths ({share:.0%} terminated, {1 - share:.0%} truncated)", fontsize=10, loc="left")
     lengths.set_xlabel("steps")
 
-    # One column per action dimension, shaded by the share of steps; a box of many dimensions stays readable.
+    if dataset.discrete:
+        _choices(actions, dataset)
+    else:
+        _marginals(figure, actions, dataset)
+
+    for axes in (returns, lengths, actions):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    figure.suptitle(
+        f"{dataset.name}: {dataset.episodes:,} episodes, {dataset.steps:,} steps", x=0.01, ha="left", fontweight="bold"
+    )
+
+
+def _choices(axes: Any, dataset: Dataset) -> None:
+    shares = np.bincount(dataset.actions[:, 0], minlength=dataset.action_dim) / dataset.steps
+    axes.bar(np.arange(dataset.action_dim), shares, color=FILL)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("action")
+    axes.set_ylabel("share of steps")
+    axes.set_title("how often each action was taken", fontsize=10, loc="left")
+
+
+def _marginals(figure: Figure, actions: Any, dataset: Dataset) -> None:
+    """One column per action dimension, shaded by the share of steps; a box of many dimensions stays readable."""
     unit = 2 * (dataset.actions - dataset.action_low) / (dataset.action_high - dataset.action_low) - 1
     bins = np.linspace(-1, 1, 42)
     counts = [np.histogram(np.clip(column, -1, 1), bins)[0] for column in unit.T]
@@ -134,13 +159,6 @@ def _draw(dataset: Dataset, figure: Figure) -> None:
     actions.set_ylabel("place in the action box")
     actions.set_yticks([-1, 0, 1], ["low", "middle", "high"])
     actions.set_title("action marginals", fontsize=10, loc="left")
-
-    for axes in (returns, lengths, actions):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    figure.suptitle(
-        f"{dataset.name}: {dataset.episodes:,} episodes, {dataset.steps:,} steps", x=0.01, ha="left", fontweight="bold"
-    )
 
 
 def _histogram(axes: Any, values: np.ndarray, unit: str) -> None:

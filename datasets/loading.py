@@ -24,7 +24,7 @@ def load(name: str, *, steps: int | None = None, **options: Any) -> Dataset:
     """
     source, _, rest = name.partition(":")
     if source == "builtin":
-        from offrl.datasets import builtin  # here: Minari's writer takes a second, which other datasets need not wait
+        from offrl.datasets import builtin  # here: only built-in datasets need it, and it takes a second to import
 
         builtin.ensure(*split_name(rest), steps)
     return offrl.data.load(name, steps=steps, spaces=spaces, **options)

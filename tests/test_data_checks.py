@@ -152,7 +152,7 @@ def test_terminals_at_the_time_limit_become_truncations(tmp_path, limit_from):
     assert data.truncations[data.ends].tolist() == [True, True, False]
     kept = read(tmp_path, arrays, keep_terminations=True, **options)
     assert kept.terminations[kept.ends].all()
-    assert found(kept, "kept, as asked")
+    assert found(kept, "kept, because of keep_terminations")
 
 
 def test_a_failure_on_the_very_last_step_stays_a_termination(tmp_path):
@@ -250,7 +250,7 @@ def test_warnings_are_shown_once(tmp_path, capsys):
 def test_whole_numbered_actions_are_discrete_and_one_hot_in_the_views(tmp_path):
     arrays = log(actions=np.array([0, 2, 1, 2, 0, 0, 1]))
     data = read(tmp_path, arrays, action_low=None, action_high=None)
-    assert found(data, "taken as the 3 that the data hold")
+    assert found(data, "taken as the 3 in the data")
     assert (data.discrete, data.action_dim, data.actions.dtype, data.actions.shape) == (True, 3, np.int32, (7, 1))
     assert data.transforms == ({"name": "one-hot actions", "count": 3},)
     view = data.transitions()
@@ -299,7 +299,7 @@ def test_next_observations_that_are_a_shifted_copy_are_lost_at_ends_unless_they_
     without = {key: value for key, value in arrays.items() if key != "next_observations"}
     assert data.fingerprint == read(tmp_path, without).fingerprint
     kept = read(tmp_path, arrays, trust_next_observations=True)
-    assert found(kept, r"at 4 of 4 .*; kept, as asked")
+    assert found(kept, r"at 4 of 4 .*; kept, because of trust_next_observations")
     assert len(kept.transition_rows) == kept.steps
     assert kept.transitions().next_observations[6].tolist() == [20, 20]
 

@@ -277,7 +277,7 @@ def test_a_half_made_or_damaged_minari_dataset_is_refused(store):
     path = store / "test/broken-v0/data/main_data.hdf5"
     with h5py.File(path, "a") as file:
         del file["episode_1"]
-    with pytest.raises(UserError, match=r"promise 2 episodes but .* holds 1"):
+    with pytest.raises(UserError, match=r"says 2 episodes but .* has 1"):
         load("minari:test/broken-v0")
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UserError, match=r"main_data.hdf5 cannot be read, it is truncated or damaged"):
@@ -614,12 +614,12 @@ def test_whole_numbered_observations_are_states_one_hot(tmp_path):
     states, following = np.array([0, 3, 1, 2, 2, 0, 1]), np.array([3, 1, 2, 1, 0, 1, 3])
     name = save(tmp_path, log(observations=states, next_observations=following))
     data = load(name, **BOX)
-    assert found(data, "taken as one of the 4 states that the data hold")
+    assert found(data, "taken as states, one-hot, of which the data show 4")
     np.testing.assert_array_equal(data.transitions().observations, np.eye(4, dtype=np.float32)[states])
     np.testing.assert_array_equal(data.transitions().next_observations, np.eye(4, dtype=np.float32)[following])
     more = load(name, observation_dim=6, **BOX)
     assert more.observation_dim == 6
-    assert not found(more, "taken as one of")
+    assert not found(more, "taken as states")
     assert load(name, observation_dim=1, **BOX).transitions().observations[:, 0].tolist() == states.tolist()
     with pytest.raises(UserError, match="states from 0 to 2, but there is 3"):
         load(name, observation_dim=3, **BOX)

@@ -1,4 +1,4 @@
-"""Datasets: `load(name)` reads and checks one; `Dataset` holds whole episodes and derives the views."""
+"""What was logged: `load(name)` reads and checks a dataset; `Dataset` keeps whole episodes, and derives views."""
 
 from offrl.data.checks import check_environment
 from offrl.data.dataset import Dataset, Dynamics, Reference, Transitions

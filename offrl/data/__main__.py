@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="KEY=COLUMN[,COLUMN]",
-        help=f"for file: which column is what; the keys are {', '.join(ALIASES)}; other keys are columns of your own",
+        help=f"for file: which column is what; the keys are {', '.join(ALIASES)}; other keys name further columns",
     )
     listing = commands.add_parser(
         "list",

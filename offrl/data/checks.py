@@ -71,7 +71,7 @@ def check_shapes(episodes: Episodes) -> None:
     """Refuses arrays whose lengths do not fit together, and empty ones."""
     steps, count = int(episodes.lengths.sum()), len(episodes.lengths)
     if steps == 0:
-        raise UserError(f"{episodes.name} is empty: it holds no step")
+        raise UserError(f"{episodes.name} is empty: it has no steps")
     if (episodes.lengths < 1).any():
         raise UserError(f"{episodes.name}: episode {int(np.argmin(episodes.lengths))} has no step")
     for column, expected in (
@@ -89,7 +89,10 @@ def check_shapes(episodes: Episodes) -> None:
 
 
 def check_states(episodes: Episodes) -> None:
-    """Makes one-hot vectors of states, refuses what lies outside. Where the source has no number, the data give it."""
+    """Turns observations that are whole numbers into one-hot vectors; refuses numbers outside.
+
+    Where the number of states is not known, it is taken from the data.
+    """
     states, count = episodes.observations, episodes.observation_count
     if states.dtype.kind != "i":
         return
@@ -100,7 +103,7 @@ def check_states(episodes: Episodes) -> None:
     if count is None:
         count = int(states.max()) + 1
         episodes.warnings.append(
-            f"observations are whole numbers and taken as one of the {count} states that the data hold, one-hot; name "
+            f"observations are whole numbers and taken as states, one-hot, of which the data show {count}; name "
             f"the environment (env_id) where there are more, or {remedy}"
         )
     if states.max() >= count:
@@ -135,7 +138,7 @@ def check_finite(episodes: Episodes) -> None:
 
 
 def check_actions(episodes: Episodes, clip_actions: bool) -> None:
-    """Refuses actions outside the box unless they may be clipped. Where the source has no box, the data give it."""
+    """Refuses actions outside the action box, or clips them. A box that is not known is taken from the data."""
     actions = episodes.actions
     if actions.dtype.kind in "iu":
         check_discrete_actions(episodes)
@@ -177,18 +180,18 @@ def check_actions(episodes: Episodes, clip_actions: bool) -> None:
             f"dimension {dimension}, with {actions[rows[0], dimension]:g}"
         )
         if not clip_actions:
-            raise UserError(f"{episodes.name}: {what}; pass clip_actions to clip them")
+            raise UserError(f"{episodes.name}: {what}; clip_actions=true clips them")
         episodes.warnings.append(f"{what}; clipped")
         episodes.actions = np.clip(actions, low, high)
 
 
 def check_discrete_actions(episodes: Episodes) -> None:
-    """Refuses actions that are not 0, 1, ..., n - 1. Where the source has no n, the data give it."""
+    """Refuses actions that are not 0, 1, ..., n - 1. Where the source gives no n, it is taken from the data."""
     actions, high = episodes.actions, episodes.action_high
     if high is None:
         high = actions.max(axis=0)
         episodes.warnings.append(
-            f"how many discrete actions there are is unknown and taken as the {int(high[0]) + 1} that the data hold; "
+            f"the number of discrete actions is unknown and taken as the {int(high[0]) + 1} in the data; "
             "name the environment (env_id) or give action_high"
         )
     count = int(np.asarray(high).reshape(-1)[0]) + 1
@@ -242,7 +245,7 @@ def check_variation(episodes: Episodes) -> None:
 
 
 def check_environment(dataset: Dataset, spaces: Any, env_id: str | None = None) -> tuple[str, ...]:
-    """Compares a dataset with `playing.simulators.spaces(...)`, a room above this one.
+    """Compares a dataset with what `offrl.playing.simulators.spaces` says of an environment.
 
     Raises `UserError` where kinds or sizes differ; returns warnings (another action box, other parts).
     """

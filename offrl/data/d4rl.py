@@ -127,7 +127,7 @@ def environment_reference(env_id: str | None) -> Reference | None:
 def read(name: str, label: str | None = None, columns: files.Columns | None = None) -> Episodes:
     """The episodes of a D4RL dataset by name (downloaded into the cache at first use) or of a D4RL file by path.
 
-    columns: columns to have besides, e.g. {"costs": "infos/cost"}.
+    columns: further columns to load, e.g. {"costs": "infos/cost"}, as `Episodes.extra`.
     """
     label = label or f"d4rl:{name}"
     entry: Entry | None

@@ -49,7 +49,7 @@ class Transitions(NamedTuple):
     """Flat float32 arrays, one row per step, transformed; [rows, dim] or [rows].
 
     terminations is 1 where the next value is 0 (never for a time limit); next_action_known is 0 at the end of an
-    episode, where next_actions is 0. extra has those columns of `Dataset.extra` that were named.
+    episode, where next_actions is 0. extra: the columns of `Dataset.extra` that were named.
     """
 
     observations: np.ndarray
@@ -77,7 +77,7 @@ class Dataset:
     """Whole episodes, raw. Build one with `offrl.data.load`, which checks it.
 
     observations: float32 [steps + episodes, observation_dim], or images, uint8 [steps + episodes, H, W, C]; the block
-      of an episode holds length + 1 rows.
+      of an episode has length + 1 rows.
     actions: float32 [steps, action_dim], in the units of the source, or discrete, int32 [steps, 1], counted from 0;
       rewards: float32 [steps].
     terminations, truncations: bool [steps]; only the last step of an episode carries one.
@@ -87,8 +87,8 @@ class Dataset:
     action_low, action_high: float32 [action_dim], the action box; of n discrete actions [0] and [n - 1].
     env_id, env_kwargs: the Gymnasium environment the source names, or None; time_limit: its step limit, or None.
     reference: for normalised scores, or None. successes: bool [episodes], `info["success"]` at any step, or None.
-    extra: columns of the user's own (`data.columns={costs: NAME}`), [steps] or [steps, ...], float32, int32 or bool.
-    observation_layout: for flattened Dict observations what stands where, e.g. ("achieved_goal[2]", "observation[4]").
+    extra: further columns by name (`data.columns={costs: NAME}`), [steps] or [steps, ...], float32, int32 or bool.
+    observation_layout: of observations in several parts, these and their sizes: ("achieved_goal[2]", "observation[4]").
     transforms: named steps with their statistics, which the views apply in this order.
     warnings: what the checks found on loading.
     """
@@ -254,14 +254,14 @@ class Dataset:
 
     @cached_property
     def transition_rows(self) -> np.ndarray:
-        """int64 [rows]: the steps that `transitions` holds: all but those that bootstrap from a lost observation."""
+        """int64 [rows]: the steps in `transitions`: all but those that would bootstrap from a lost observation."""
         keep = np.ones(self.steps, bool)
         keep[self.ends] = self.final_observation_known | self.terminations[self.ends]
         return np.flatnonzero(keep)
 
     @cached_property
     def dynamics_rows(self) -> np.ndarray:
-        """int64 [rows]: the steps that `dynamics` holds: those whose next observation the source has."""
+        """int64 [rows]: the steps in `dynamics`: those whose next observation is in the source."""
         keep = np.ones(self.steps, bool)
         keep[self.ends] = self.final_observation_known
         return np.flatnonzero(keep)
@@ -269,7 +269,7 @@ class Dataset:
     def transitions(self, extra: Sequence[str] = ()) -> Transitions:
         """The TD view: (s, a, r, s', terminal, a'). Truncated steps stay and bootstrap; no row crosses an episode.
 
-        extra: the columns of `Dataset.extra` to have beside them, such as ("costs",).
+        extra: names of columns of `Dataset.extra` to include, such as ("costs",).
         """
         rows = self._some(self.transition_rows)
         actions = actions_to_unit_box(self.transforms, self.actions)
@@ -311,7 +311,7 @@ class Dataset:
         return self._discounted(values, discount).astype(np.float32)
 
     def column(self, key: str) -> np.ndarray:
-        """A column of the user's own, [steps, ...]."""
+        """A column of `extra`, [steps, ...]."""
         if key not in self.extra:
             known = ", ".join(sorted(self.extra)) or "none"
             raise UserError(

@@ -1,6 +1,7 @@
-"""Files from the web into a cache: resumed after a broken transfer, renamed only when whole, their checksum verified.
+"""Files from the web into a cache: resumed after a broken transfer, renamed only when complete, checksums verified.
 
-The checksum is recorded beside the file at first use (`NAME.sha256`, as `sha256sum` writes it) and verified ever after.
+The checksum is recorded next to the file at first use (`NAME.sha256`, as `sha256sum` writes it) and verified from then
+on.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def fetch(url: str, path: Path, signature: bytes = b"", attempts: int = 3, timeo
     """The file of `url` at `path`, downloaded unless it is there; its checksum recorded at first use, verified after.
 
     signature: the bytes such a file begins with. A transfer that breaks is resumed, `attempts` times in all; what has
-    come stays in `PATH.part` for the next call. Raises `UserError` where the file cannot be had, is of another kind,
-    or has changed.
+    come stays in `PATH.part` for the next call. Raises `UserError` where the file cannot be downloaded, is of
+    another kind, or has changed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -132,7 +133,7 @@ def _transfer(url: str, part: Path, timeout: float) -> int | None:
         resumed = response.status == 206 and range_ is not None and int(range_[1]) == have
         if response.status == 206 and not resumed:
             part.unlink()
-            raise OSError("the server resumed at another place than asked")
+            raise OSError("the server resumed at another place than requested")
         if resumed and range_ is not None:
             total: int | None = int(range_[2])
         else:

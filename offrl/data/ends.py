@@ -24,8 +24,8 @@ def check_ends(episodes: Episodes) -> None:
 def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
     """Terminations that also mark a time limit become truncations where the limit is known, else they are warned of.
 
-    The sign: every episode that reaches the limit terminates. Where the source also flags those steps as truncated, a
-    single one may be a true failure on the last step and is left alone.
+    The evidence: every episode that reaches the limit terminates. A single one that is flagged as truncated as well may
+    have failed on the last step, and is left as it is.
     """
     lengths, ends = episodes.lengths, episodes.ends
     terminated = episodes.terminations[ends]
@@ -42,12 +42,12 @@ def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
         if suspicious:
             what = f"all {int(at_limit.sum())} episodes that reach the time limit of {limit} steps end as terminated"
             if keep:
-                episodes.warnings.append(f"{what}; kept, as asked")
+                episodes.warnings.append(f"{what}; kept, because of keep_terminations")
                 return
             episodes.terminations, episodes.truncations = episodes.terminations.copy(), episodes.truncations.copy()
             episodes.terminations[ends[at_limit]] = False
             episodes.truncations[ends[at_limit]] = True
-            episodes.warnings.append(f"{what}; taken as truncations (keep_terminations leaves them)")
+            episodes.warnings.append(f"{what}; taken as truncations (keep_terminations keeps them)")
         return
     longest = lengths == lengths.max()
     if longest.sum() > 1 and lengths.max() > 1 and terminated[longest].all():
@@ -58,7 +58,7 @@ def check_time_limit_terminations(episodes: Episodes, keep: bool) -> None:
 
 
 def check_lost_final_observations(episodes: Episodes) -> None:
-    """Warns where time-limited episodes lost the observation after the last action: their last step trains no value."""
+    """Warns of truncated episodes without the observation after the last action: no value is trained on that step."""
     lost = int((~episodes.final_observation_known & ~episodes.terminations[episodes.ends]).sum())
     if lost:
         episodes.warnings.append(
@@ -96,7 +96,7 @@ def check_final_observations(episodes: Episodes, trust: bool) -> int:
             continue
         share = f"at {int(alike.sum())} of {count} episode ends ({alike.mean():.1%}) the next observation is {what}"
         if trust:
-            episodes.warnings.append(f"{share}; kept, as asked")
+            episodes.warnings.append(f"{share}; kept, because of trust_next_observations")
             continue
         episodes.warnings.append(
             f"{share}; it is taken as lost, and rows that need it are not used as transitions "

@@ -70,7 +70,7 @@ def from_rows(
     columns |= {"next_observations": next_observations, "episode ends": ends, "successes": successes}
     rows = len(observations)
     if rows == 0:
-        raise UserError(f"{name} is empty: it holds no step")
+        raise UserError(f"{name} is empty: it has no steps")
     for column, values in columns.items():
         if values is not None and len(values) != rows:
             raise UserError(f"{name}: {column} has {len(values)} rows but observations has {rows}; they must be equal")
@@ -138,9 +138,9 @@ def from_rows(
 
 
 def as_extra(name: str, key: str, values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """A column of the user's own, [steps] or [steps, ...]: float32, int32 or bool.
+    """A further column, `columns.KEY`, [steps] or [steps, ...]: float32, int32 or bool.
 
-    Of values that are given once per episode every step has its episode's.
+    Values given once per episode are repeated over its steps.
     """
     column, steps = f"columns.{key}", int(lengths.sum())
     values = _numeric(name, column, values)

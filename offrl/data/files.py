@@ -38,8 +38,8 @@ def read(path: str | Path, name: str | None = None, columns: Columns | None = No
     """The episodes of a flat log.
 
     columns: {"observations": "s", "actions": ["torque", "brake"], ...} names the columns that are called otherwise than
-    usual (`ALIASES`); a list joins several columns. Other keys, such as {"costs": "cost"}, are columns to have besides,
-    as `Episodes.extra`. In tables a vector is a column of lists or the columns NAME_0, NAME_1, ... Observations of
+    usual (`ALIASES`); a list joins several columns. Other keys, such as {"costs": "cost"}, are further columns,
+    `Episodes.extra`. In tables a vector is a column of lists or the columns NAME_0, NAME_1, ... Observations of
     several parts, in an HDF5 group or under names such as observations/position, are one vector, sorted by name.
     """
     path = Path(path).expanduser()
@@ -102,7 +102,7 @@ def from_arrays(name: str, arrays: Arrays, columns: Columns) -> Episodes:
 
 
 def _flatten_parts(name: str, key: str, found: dict[str, Any]) -> tuple[str, ...]:
-    """Makes one array of observations in several parts; returns what stands where, nothing for a single array."""
+    """Joins observations in several parts to one array; returns the parts with their sizes, () for a single array."""
     if not isinstance(found[key], dict):
         return ()
     parts = {part: as_matrix(name, f"{key}/{part}", values) for part, values in found[key].items()}
@@ -113,21 +113,21 @@ def _flatten_parts(name: str, key: str, found: dict[str, Any]) -> tuple[str, ...
     return tuple(f"{part}[{values.shape[1]}]" for part, values in parts.items())
 
 
-def _column(name: str, arrays: Arrays, key: str, asked: str | list[str] | None) -> Any:
-    if asked is None:
+def _column(name: str, arrays: Arrays, key: str, chosen: str | list[str] | None) -> Any:
+    if chosen is None:
         candidates = (_named(arrays, alias) for alias in ALIASES[key])
         return next((values for values in candidates if values is not None), None)
-    return _asked(name, arrays, key, asked)
+    return _chosen(name, arrays, key, chosen)
 
 
 def check_keys(name: str, columns: Columns) -> None:
-    """Refuses keys that look like a misspelt one of `ALIASES`: a column of the user's own is called otherwise."""
+    """Refuses keys that look like a misspelt one of `ALIASES`: a further column needs another name."""
     for key in columns:
         alike = [known for known, aliases in ALIASES.items() if key in aliases]
         alike += difflib.get_close_matches(key, ALIASES, cutoff=0.9)
         if alike and key not in ALIASES:
             raise UserError(
-                f"{name}: columns names {key!r}: did you mean {alike[0]}? Call a column of your own otherwise"
+                f"{name}: columns names {key!r}: did you mean {alike[0]}? A further column needs another name"
             )
 
 
@@ -137,19 +137,19 @@ def names(columns: Columns) -> list[str]:
 
 
 def extra(name: str, arrays: Arrays, columns: Columns, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of those keys of `columns` that are the user's own, for episodes of these lengths."""
-    own = {key: asked for key, asked in columns.items() if key not in ALIASES}
-    return {key: as_extra(name, key, _asked(name, arrays, key, asked), lengths) for key, asked in own.items()}
+    """The further columns, those whose keys are not in `ALIASES`, for episodes of these lengths."""
+    further = {key: chosen for key, chosen in columns.items() if key not in ALIASES}
+    return {key: as_extra(name, key, _chosen(name, arrays, key, chosen), lengths) for key, chosen in further.items()}
 
 
-def _asked(name: str, arrays: Arrays, key: str, asked: str | list[str]) -> Any:
+def _chosen(name: str, arrays: Arrays, key: str, chosen: str | list[str]) -> Any:
     parts = []
-    for column in [asked] if isinstance(asked, str) else asked:
+    for column in [chosen] if isinstance(chosen, str) else chosen:
         values = _named(arrays, column)
         if values is None:
             raise UserError(f"{name}: columns.{key}={column!r} is not in the file; {nearest(column, arrays)}")
         parts.append(values)
-    if len(parts) == 1 and isinstance(asked, str):
+    if len(parts) == 1 and isinstance(chosen, str):
         return parts[0]
     return np.concatenate([as_matrix(name, f"columns.{key}", part) for part in parts], axis=1)
 
@@ -220,7 +220,9 @@ def read_arrays(path: Path, name: str, wanted: Collection[str] = ()) -> Arrays:
         raise
     except ValueError as error:
         if "allow_pickle" in str(error):
-            raise UserError(f"{name}: {path} holds pickled objects, which are not opened; save plain arrays") from error
+            raise UserError(
+                f"{name}: {path} contains pickled objects, which are not opened; save plain arrays"
+            ) from error
         raise UserError(f"{name}: {path} cannot be read ({_line(error)})") from error
     except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
         raise UserError(f"{name}: {path} cannot be read, it is truncated or damaged ({_line(error)})") from error

@@ -62,7 +62,7 @@ def is_image(space: Any) -> bool:
 
 
 def flat_layout(tree: Any) -> tuple[str, ...]:
-    """What stands where in a flattened space or observation, e.g. ("achieved_goal[2]", "observation[4]")."""
+    """The parts of a flattened space or observation with their sizes, e.g. ("achieved_goal[2]", "observation[4]")."""
     return tuple(f"{name or 'observation'}[{_size(leaf)}]" for name, leaf in _leaves(tree))
 
 

@@ -48,9 +48,10 @@ def is_local(dataset_id: str) -> bool:
 
 
 def read(dataset_id: str, name: str | None = None, columns: Columns | None = None) -> Episodes:
-    """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a remote to ask.
+    """The episodes of a Minari dataset, as `name` (default "minari:ID"); `hf://OWNER/ID` names a server.
 
-    columns: infos to have besides, e.g. {"costs": "cost"}, as `Episodes.extra`; those of the step, not of the reset.
+    columns: infos to load as further columns, e.g. {"costs": "cost"}, as `Episodes.extra`; those of the steps, without
+    that of the reset.
     Observations of several parts are flattened, and discrete ones made one-hot, as in `offrl.data.flatten`. Raises
     `UserError` for spaces that are not supported, a dataset that is neither local nor to be downloaded, and files that
     cannot be read.
@@ -88,7 +89,7 @@ def read(dataset_id: str, name: str | None = None, columns: Columns | None = Non
         except Exception as error:  # Minari lets through whatever its storage raises
             raise UserError(f"{name}: Minari cannot read {folder} ({_line(error)})") from error
     if not parts:
-        raise UserError(f"{name} is empty: {folder} holds no episode")
+        raise UserError(f"{name} is empty: {folder} has no episodes")
 
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     episodes = _assemble(name, parts, observation_space)
@@ -115,7 +116,7 @@ def _download(dataset_id: str) -> None:
         import minari
 
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
-        print(f"minari:{wanted} is not in the local store {store()}; asking the server", file=sys.stderr)
+        print(f"minari:{wanted} is not in the local store {store()}; downloading it", file=sys.stderr)
         minari.download_dataset(dataset_id)
     except Exception as error:  # every remote raises its own kinds
         raise UserError(
@@ -182,8 +183,8 @@ def _hdf5_episodes(name: str, path: Path, count: int, infos: Sequence[str]) -> I
     with h5py.File(path, "r") as file:
         if len(file) != count:
             raise UserError(
-                f"{name}: its metadata promise {count} episodes but {path} holds {len(file)}; "
-                "the dataset is half-made, remove it and load it again"
+                f"{name}: its metadata says {count} episodes but {path} has {len(file)}; "
+                "the dataset is incomplete, remove it and load it again"
             )
         for index in range(count):
             group = h5py.h5g.open(file.id, f"episode_{index}".encode())
@@ -240,7 +241,7 @@ def _extra(name: str, parts: list[Episode], columns: Columns, lengths: np.ndarra
 
 
 def _of_steps(part: Episode, info: Any) -> np.ndarray:
-    """The info of every step of an episode; where there is one of its reset as well, that one stands first."""
+    """The info of every step of an episode; where there is one of the reset as well, that comes first."""
     return np.asarray(info)[-len(part["rewards"]) :]
 
 

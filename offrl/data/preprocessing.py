@@ -67,5 +67,5 @@ def preprocess(train: Dataset, preprocessing: Preprocessing) -> Dataset:
 
 
 def apply_transforms(dataset: Dataset, transforms: Iterable[Transform]) -> Dataset:
-    """`dataset` (validation data, say) with the recorded transforms of another; no statistics are computed anew."""
+    """`dataset` (validation data, say) with the recorded transforms of another; no statistics are computed from it."""
     return replace(dataset, transforms=tuple(transforms))

@@ -52,14 +52,14 @@ def load(
     time_limit: steps after which the environment cuts an episode; known for named environments.
     trust_next_observations: keep next observations at the ends of episodes also where they look like copies of the
       row before or after.
-    columns: for `file:`, which column is what, e.g. {"observations": "s"}; for all sources columns to have besides, as
-      `Dataset.extra`, e.g. {"costs": "cost"}. See `offrl.data.files.read`; of Minari datasets they are among the infos.
+    columns: for `file:`, which column is what, e.g. {"observations": "s"}; for all sources further columns,
+      `Dataset.extra`, e.g. {"costs": "cost"}. See `offrl.data.files.read`; of Minari datasets they are infos.
     steps: for `builtin:`, the size that it was made in, where that is not the usual one.
     action_low, action_high: the action box, a number or one per dimension, where the source has none.
     observation_dim: numbers in an observation, where a file has whole numbers: so many states, one-hot, or 1 number.
       Known for named environments.
-    spaces: `offrl.playing.simulators.spaces`, asked where a named environment knows what the source does not say: time
-      limit, action box, number of states. None: nothing is asked.
+    spaces: `offrl.playing.simulators.spaces`, called for what a named environment knows and the source does not
+      say: time limit, action box, number of states. None: no environment is opened.
     at_hand: only what lies on this machine: nothing is downloaded.
     quiet: do not print the warnings (they are in `Dataset.warnings`).
 
@@ -77,7 +77,7 @@ def load(
         name = f"file:{name}"
     files.check_keys(name, columns or {})
     if source != "file" and (usual := sorted(set(columns or {}) & set(files.ALIASES))):
-        raise UserError(f"{name}: columns.{usual[0]} is for file: datasets; here only columns of your own can be named")
+        raise UserError(f"{name}: columns.{usual[0]} is for file: datasets; elsewhere columns only names further ones")
     if steps is not None and source != "builtin":
         raise UserError(f"{name}: steps is for builtin: datasets")
     if (at_hand or source == "builtin") and (missing := _missing(source, rest, steps)):

@@ -44,13 +44,13 @@ class Preprocessing:
     """
 
     observations: ObservationChoice = _option("none", "none, or standardize: (x - mean) / (std + observation_epsilon)")
-    observation_epsilon: float = _option(1e-3, "added to that standard deviation")
+    observation_epsilon: float = _option(1e-3, "added to the standard deviation that observations are divided by")
     rewards: RewardChoice = _option(
         "none", "none, return_range: 1000 r / (max - min return), standardize: r / std, z_score"
     )
-    reward_scale: float = _option(1.0, "rewards are multiplied by it, after that")
-    reward_shift: float = _option(0.0, "and this is added")
-    action_margin: float = _option(0.0, "actions are clipped to +-(1 - this), in the unit box")
+    reward_scale: float = _option(1.0, "factor of the rewards, after what `rewards` does")
+    reward_shift: float = _option(0.0, "added to the rewards, after reward_scale")
+    action_margin: float = _option(0.0, "actions, in [-1, 1], are clipped to +-(1 - action_margin)")
 
     def __post_init__(self) -> None:
         for name, value, choices in (

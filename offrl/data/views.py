@@ -63,7 +63,7 @@ def episode_steps(
 ) -> EpisodeSteps:
     """All steps of a dataset, also those whose next observation is lost.
 
-    discount: of the sums to go. extra: columns of `Dataset.extra` to have as well. to_go: columns whose discounted sums
+    discount: of the sums to go. extra: columns of `Dataset.extra` to include. to_go: columns whose discounted sums
     to the end of the episode are wanted, such as ("costs",); they become the extra columns "costs_to_go".
     """
     columns = {key: dataset.column(key) for key in extra}
@@ -106,7 +106,7 @@ def _windows(steps: EpisodeSteps, rows: Array, inside: Array) -> Windows:
 
 
 def episode_labels(dataset: Dataset, column: str) -> np.ndarray:
-    """The value that a column of the user's own has in every step of an episode, [episodes, ...].
+    """The value that a column of `Dataset.extra` has in every step of an episode, [episodes, ...].
 
     Raises:
         UserError: there is no such column, or it changes within an episode.
@@ -128,7 +128,7 @@ def preferences(
     """Random pairs of windows, of which the one is preferred that has the larger sum of raw rewards.
 
     length: steps of the windows, drawn from all that lie within an episode. None: the windows are the whole episodes.
-    column: a column of the user's own to go by instead; where the windows are episodes it must be a label of them.
+    column: a column of `Dataset.extra` to compare by instead; where windows are episodes it must be a label of them.
 
     Raises:
         UserError: there are no two such windows, no such column, or it is no label of episodes.

@@ -216,6 +216,34 @@ def test_sections_without_data_are_not_there(tmp_path):
     assert "no environment to score it in" in (tmp_path / "none.html").read_text()
 
 
+def test_returns_without_references_are_told_from_normalised_scores_and_show_three_digits(tmp_path):
+    for name, scale in (("bc", 1.0), ("iql", 2.0)):
+        make_run(tmp_path / "scored" / name, each(100 * scale, 90), name)
+        small = each(0.004 * scale, 0.002)
+        make_run(tmp_path / "logged" / name, small, name, "file:log.npz", "bbbb", "Plant-v0", None, data_return=-0.003)
+    found = report.make([tmp_path], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("file:log.npz<small>return</small>") == 3  # of two algorithms, and at a glance
+    assert page.count("builtin:hopper/medium<small>normalised score</small>") == 3
+    assert "−0.00300" in page
+    assert [name for name in found["pictures"] if "learning-curves-1" in name]
+    places, names = collect.common(collect.gather([tmp_path]))
+    assert (len(places), list(names)) == (1, ["bc", "iql"])  # returns stay out of the aggregates
+    report.make([tmp_path / "logged"], tmp_path / "alone.html")
+    alone = (tmp_path / "alone.html").read_text()
+    assert "file:log.npz<small>" not in alone
+    assert "normalised score" not in alone
+    assert "−0.00300" in alone
+
+
+@pytest.mark.parametrize(
+    ("values", "digits"),
+    [([1234.0], 0), ([999.0, 1.0], 1), ([10.0], 1), ([9.0], 2), ([0.5, float("nan")], 3), ([0.003], 5), ([0.0], 1)],
+)
+def test_as_many_decimals_as_the_largest_number_needs(values, digits):
+    assert html.digits_of(values) == digits
+
+
 def test_what_does_not_compare_is_split_and_told(tmp_path):
     for fingerprint, score in (("aaaa", 100.0), ("bbbb", 20.0)):
         for name in ("bc", "iql"):
@@ -360,6 +388,11 @@ def test_a_file_named_by_two_paths_is_one_dataset(tmp_path, monkeypatch):
     page = (tmp_path / "page.html").read_text()
     assert "<h1>file:log.npz</h1>" in page
     assert page.count("gone.npz") == 1  # told beside the data
+    chosen = make_selection(tmp_path / "selection", [(runs[0], 0, 10, 0.9)])
+    answer = json.loads((chosen / "selection.json").read_text()) | {"fingerprint": fingerprint}
+    (chosen / "selection.json").write_text(json.dumps(answer))
+    report.make([run.path for run in runs], tmp_path / "chosen.html")
+    assert (tmp_path / "chosen.html").read_text().count("gone.npz") == 1
     assert any("data-0-return" in name for name in found["pictures"])  # of the path at which the file is
 
 

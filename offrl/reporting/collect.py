@@ -17,6 +17,7 @@ from offrl.data.dataset import Dataset
 from offrl.errors import UserError
 from offrl.playing.returns import episodes_played, run_reference
 from offrl.protocol import scores
+from offrl.reporting.page import Cell, digits_of
 from offrl.runs.run import Run
 
 
@@ -28,6 +29,11 @@ class Selected(NamedTuple):
     candidates: pd.DataFrame
     """With `measured`, the mean score of its episodes, nan where it was not scored."""
     diagnostics: pd.DataFrame
+
+    @property
+    def digits(self) -> int:
+        """Decimals of the measured scores."""
+        return digits_of(self.candidates["measured"])
 
 
 class Material(NamedTuple):
@@ -51,6 +57,15 @@ class Material(NamedTuple):
 
     def unit(self, part: pd.DataFrame) -> str:
         return "normalised score" if normalised(part) else "return"
+
+    def digits(self, part: pd.DataFrame) -> int:
+        """Decimals of its scores: returns may be of any size."""
+        return 1 if normalised(part) else digits_of([*part["score"], *part["data"]])
+
+    def label(self, place: int) -> Cell:
+        """The name of a part; where others have another unit, with its own below."""
+        several = len({self.unit(part) for part in self.parts}) > 1
+        return Cell(self.labels[place], note=self.unit(self.parts[place]) if several else "")
 
 
 def normalised(part: pd.DataFrame) -> bool:
@@ -112,6 +127,8 @@ def elsewhere_runs(selections: Sequence[Path]) -> list[Path]:
 
 def read_selection(material: Material, folder: Path) -> Selected:
     answer = scores.selection_of(folder)
+    names = dict(zip(material.table["fingerprint"], material.table["dataset"], strict=True))
+    answer["dataset"] = names.get(answer.get("fingerprint"), answer.get("dataset", str(folder)))
     candidates = pd.read_csv(folder / "candidates.csv", keep_default_na=False, na_values={"score": ""})
     means = {}
     for path, rows in material.returns.items():

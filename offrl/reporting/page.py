@@ -63,6 +63,14 @@ def decimal(value: float, digits: int = 1) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
+def digits_of(values: Iterable[float]) -> int:
+    """How many decimals show three digits of the largest of these numbers; from 10 to 1000 one all the same."""
+    size = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not 0 < size < 10:
+        return int(size < 1000)
+    return min(2 - math.floor(math.log10(size)), 9)
+
+
 def significant(value: float) -> str:
     if not math.isfinite(value):
         return str(value)

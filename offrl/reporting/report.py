@@ -86,9 +86,10 @@ def summary(material: Material) -> tuple[str, Html]:
             f"{checkpoints:,} checkpoints played {episodes:,} episodes."
             if protocols else f"{', '.join(algorithms)}, from a table of scores.")  # fmt: skip
     figures: list[tuple[str, Any, Any]] = [("runs", f"{material.table['run'].nunique()}", f"{members} members")]
+    digits = material.digits(material.parts[0]) if len(material.parts) == 1 else 1
     if len(material.parts) == 1 and len(last):
         row = last.iloc[int(last["estimate"].argmax())]
-        figures.append(("best last checkpoint", number(row["estimate"], half_width(row)).text, row["name"]))
+        figures.append(("best last checkpoint", number(row["estimate"], half_width(row), digits).text, row["name"]))
     elif len(material.parts) > 1:
         places, found = common(material)
         figures.append(("datasets", f"{len(names)}", f"{len(material.parts)} tables" if len(material.parts) > len(names)
@@ -96,17 +97,23 @@ def summary(material: Material) -> tuple[str, Html]:
         if len(found) > 1:
             means = {name: statistics.interquartile_mean(np.concatenate(values)) for name, values in found.items()}
             top = max(means, key=lambda name: means[name])
-            figures.append(("highest interquartile mean", decimal(means[top]), f"{top}, on {len(places)} datasets"))
+            figures.append(
+                (
+                    "highest interquartile mean",
+                    decimal(means[top]),
+                    f"{top}, on {len(places)} dataset{'s' if len(places) > 1 else ''}",
+                )
+            )
     if len(material.parts) == 1:
         part = material.parts[0]
-        figures.append(("data, mean episode", decimal(part["data"].iloc[0]), material.unit(part)))
+        figures.append(("data, mean episode", decimal(part["data"].iloc[0], digits), material.unit(part)))
     wide = pd.concat([part.pivot(index=["run", "member"], columns="kind", values="score") for part in material.parts
                       if normalised(part) or len(material.parts) == 1])  # fmt: skip
     wide = wide.dropna(subset=["best", "selected"]) if {"best", "selected"} <= set(wide) else wide.iloc[:0]
     if len(wide):
-        figures.append(("regret of the selection", decimal((wide["best"] - wide["selected"]).mean()),
+        figures.append(("regret of the selection", decimal((wide["best"] - wide["selected"]).mean(), digits),
                         f"of {len(wide)} members; their last checkpoints’ is "
-                        f"{decimal((wide['best'] - wide['last']).mean())}"))  # fmt: skip
+                        f"{decimal((wide['best'] - wide['last']).mean(), digits)}"))  # fmt: skip
     for selected in material.selections if len(material.selections) == 1 else []:
         deploy = (selected.answer.get("deploy") or [None])[0]
         chosen = selected.candidates[selected.candidates["candidate"] == deploy]

@@ -67,8 +67,8 @@ def scores_section(material: Material) -> Html:
     ]  # fmt: skip
     rows: list[list[Any]] = []
     marked = []
-    for place, (label, part) in enumerate(zip(material.labels, material.parts, strict=True)):
-        mine = every[every["place"] == place]
+    for place, part in enumerate(material.parts):
+        mine, digits = every[every["place"] == place], material.digits(part)
         last = mine[mine["kind"] == "last"]
         cloning = last[last["algorithm"] == "bc"]["estimate"]
         if last["estimate"].notna().sum() > 1:
@@ -78,11 +78,11 @@ def scores_section(material: Material) -> Html:
             members = float(ours["last"]["members"])
             total = len(part[(part["name"] == name) & (part["kind"] == "last")])
             rows.append([
-                label, ours["last"]["algorithm"], *([ours["last"]["setting"]] if with_settings else []),
+                material.label(place), ours["last"]["algorithm"], *([ours["last"]["setting"]] if with_settings else []),
                 Cell(f"{members:.0f}", members),
-                *(_ours(ours[kind], total) for kind in kinds),
-                number(part["data"].iloc[0]),
-                *([number(cloning.iloc[0] if len(cloning) else None)] if has_bc else []),
+                *(_ours(ours[kind], total, digits) for kind in kinds),
+                number(part["data"].iloc[0], digits=digits),
+                *([number(cloning.iloc[0] if len(cloning) else None, digits=digits)] if has_bc else []),
                 *(_published(ours[kind]) for kind in shown),
             ])  # fmt: skip
     units = {material.unit(part) for part in material.parts}
@@ -110,22 +110,24 @@ def glance(material: Material, every: pd.DataFrame) -> Html:
     if len(material.parts) < 2 or not 1 < len(names) <= MAX_ACROSS:
         return Html("")
     rows = []
-    for place, (label, part) in enumerate(zip(material.labels, material.parts, strict=True)):
+    for place, part in enumerate(material.parts):
+        digits = material.digits(part)
         last = every[(every["place"] == place) & (every["kind"] == "last")]
         found = {row["name"]: row for _, row in last.iterrows()}
         top = last["estimate"].max()
         cells = []
         for name in names:
-            cell = number(found[name]["estimate"], half_width(found[name])) if name in found else number(None)
+            known = name in found
+            cell = number(found[name]["estimate"], half_width(found[name]), digits) if known else number(None)
             cells.append(cell._replace(kind="top") if cell.value == top else cell)
-        rows.append([label, number(part["data"].iloc[0]), *cells])
+        rows.append([material.label(place), number(part["data"].iloc[0], digits=digits), *cells])
     columns = [Column("last checkpoint"), Column("data", True), *(Column(name, True) for name in names)]
     return table(columns, rows)
 
 
-def _ours(row: pd.Series, total: int) -> Cell:
+def _ours(row: pd.Series, total: int, digits: int) -> Cell:
     """A score of ours; where members are missing from it, how many are there and why the others are not."""
-    cell = number(row["estimate"], half_width(row), reason=row["reason"])
+    cell = number(row["estimate"], half_width(row), digits, row["reason"])
     if cell.value is None or row["members"] == total:
         return cell
     missing = number(None, reason=row["reason"])
@@ -246,12 +248,15 @@ def regret_section(material: Material, save: Save) -> Html:
         drawn = pictures.selected_against_best(points, material.unit(part))
         caption = "One point per member; its distance below the line is the regret of the selection."
         figures.append(figure(save(f"selected-against-best-{place}", drawn), caption, label))
+        digits = material.digits(part)
         for name, (_, best, selected, last) in points.items():
-            regrets, harm = best - selected, selected - last
+            regrets, gain = best - selected, float((selected - last).mean())
             rows.append([
-                label, name, Cell(len(best), float(len(best))), number(best.mean()), number(selected.mean()),
-                number(regrets.mean(), 1.96 * statistics.standard_error(regrets)), number(float((best - last).mean())),
-                number(harm.mean())._replace(kind="good" if harm.mean() > 0 else "bad" if harm.mean() < 0 else ""),
+                material.label(place), name, Cell(len(best), float(len(best))), number(best.mean(), digits=digits),
+                number(selected.mean(), digits=digits),
+                number(regrets.mean(), 1.96 * statistics.standard_error(regrets), digits),
+                number(float((best - last).mean()), digits=digits),
+                number(gain, digits=digits)._replace(kind="good" if gain > 0 else "bad" if gain < 0 else ""),
             ])  # fmt: skip
     if not rows:
         return Html("")

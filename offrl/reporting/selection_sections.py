@@ -50,8 +50,10 @@ def _selection(material: Material, selected: Selected, place: int, save: Save) -
                  "the logged behaviour")) if row.get(key) is not None]  # fmt: skip
         lines.append(tag("p", f"If {row['estimate']} is right: {', '.join(known)}", class_="muted"))
     if deploy in measured.index and np.isfinite(measured[deploy]):
-        lines.append(tag("p", f"Measured: {decimal(measured[deploy])}; the best of the pool {decimal(best)}, "
-                              f"regret {decimal(best - measured[deploy])}", class_="muted"))  # fmt: skip
+        found, highest, regret = (decimal(value, selected.digits) for value in
+                                  (measured[deploy], best, best - measured[deploy]))  # fmt: skip
+        text = f"Measured: {found}; the best of the pool {highest}, regret {regret}"
+        lines.append(tag("p", text, class_="muted"))
     vetoed = int((candidates["veto"] != "").sum()) if "veto" in candidates else 0
     w = answer.get("agreement")
     agreement = f"Kendall’s W {w:.2f}" if w is not None else "agreement not known"
@@ -76,7 +78,7 @@ def _selection(material: Material, selected: Selected, place: int, save: Save) -
     checks = [f"{check['check']}: {check['message']}" for check in answer.get("data_checks") or []
               if check.get("level") != "ok"]  # fmt: skip
     return joined([
-        tag("h3", answer.get("dataset", selected.folder)),
+        tag("h3", answer["dataset"]),
         tag("p", about, "; ", tag("code", selected.folder), class_="muted"),
         tag("div", *lines, class_="verdict"),
         notes(checks),
@@ -100,7 +102,8 @@ def _candidates(material: Material, selected: Selected, deploy: str | None) -> H
     for place, (_, row) in enumerate(candidates.iterrows(), 1):
         rows.append([
             Cell(place, float(place)), row["candidate"], row["algorithm"], *([row["setting"]] if settings else []),
-            Cell(f"{row['step']:,}", float(row["step"])), number(row["score"], digits=3), number(row["measured"]),
+            Cell(f"{row['step']:,}", float(row["step"])), number(row["score"], digits=3),
+            number(row["measured"], digits=selected.digits),
             Cell(row.get("veto", ""), kind="bad"),
         ])  # fmt: skip
     return table(columns, rows, [i for i, name in enumerate(candidates["candidate"]) if name == deploy])
@@ -126,7 +129,7 @@ def _dissent(selected: Selected, measured: pd.Series, best: float) -> Html:
             Cell(choice, note="but abstains" if row.get("abstains") else ""), described.get(choice, ""),
             "yes" if row.get("agrees") else "no",
             Cell("–", None, kind="muted") if place is None else Cell(f"{place:.0f} of {row['of']}", float(place)),
-            number(score), number(best - score),
+            number(score, digits=selected.digits), number(best - score, digits=selected.digits),
         ])  # fmt: skip
     return table(columns, rows, [0])
 
@@ -155,7 +158,7 @@ def _diagnostics(selected: Selected, measured: pd.Series, best: float) -> tuple[
             Cell(name, note=meaning), better if better != "flag" else "–",
             Cell(f"{len(usable)} of {len(values)}", float(len(usable)), "; ".join(reasons[:2])),
             Cell(significant(usable.median()), usable.median()) if len(usable) else number(None),
-            number(correlation, digits=2), number(regret), number(seconds),
+            number(correlation, digits=2), number(regret, digits=selected.digits), number(seconds),
         ])  # fmt: skip
     columns = [
         Column("diagnostic"), Column("better"), Column("applies to", True, "candidates that it has a value for"),
@@ -174,7 +177,7 @@ def workflow_section(material: Material, save: Save) -> Html:
             run, name = Path(row["run"]).name, f"{row['algorithm']}, seed {row['seed']}"
             kind = {"well-fitted": "good", "overfitted": "bad", "underfitted": "bad"}.get(row["verdict"], "muted")
             rows.append([
-                selected.answer.get("dataset", ""), Cell(name, note=f"{run}, member {row['member']}"),
+                selected.answer["dataset"], Cell(name, note=f"{run}, member {row['member']}"),
                 Cell(row["verdict"], kind=kind), Cell(f"{row['step']:,}", float(row["step"])), row["advice"],
                 row.get("reason") or "",
             ])  # fmt: skip

@@ -172,7 +172,7 @@ def test_builtin_data_that_are_not_here_are_asked_for_and_never_rolled_out(pool,
         file.write_text(file.read_text().replace("file:log.npz", "builtin:pendulum/expert"))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "empty"))
-    message = "fingerprint [0-9a-f]+; builtin:pendulum/expert is not on this machine; make it again with `python"
+    message = "fingerprint [0-9a-f]+; builtin:pendulum/expert is not on this machine; make it with `python"
     with pytest.raises(UserError, match=message):
         decision.select(sorted(folder.glob("runs/*/*-*")), names=["action_distances"])
     assert not (tmp_path / "empty").exists()

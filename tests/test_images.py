@@ -38,8 +38,10 @@ def test_the_encoder_divides_by_255_and_makes_three_convolutions():
     found = jax.jit(ImageEncoder().apply)(parameters, images)
     x = images[1, 2] / 255
     for i, stride in enumerate((4, 2, 2)):
-        layer = {name: np.asarray(value, np.float64) for name, value in parameters["params"][f"Conv_{i}"].items()}
-        x = np.maximum(convolution(x, layer["kernel"], stride) + layer["bias"], 0)
+        layer = {name: np.asarray(value, np.float64) for name, value in parameters["params"][f"Dense_{i}"].items()}
+        quarters = layer["kernel"].reshape(2, 2, stride, stride, x.shape[-1], -1)
+        kernel = quarters.swapaxes(1, 2).reshape(2 * stride, 2 * stride, x.shape[-1], -1)
+        x = np.maximum(convolution(x, kernel, stride) + layer["bias"], 0)
     assert found.shape == (2, 3, x.size)
     np.testing.assert_allclose(found[1, 2], x.ravel(), rtol=1e-4, atol=1e-6)
 

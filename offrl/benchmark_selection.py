@@ -23,9 +23,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="How well do selectors select? Score them on pools of policies whose returns are known.\n"
         "A POOL is a folder that offrl.select has written: its runs' returns are looked up, unless oracle.csv\n"
-        "lies beside its diagnostics.csv. Or DIAGNOSTICS.csv,ORACLE.csv: tidy tables, which may hold several\n"
+        "is next to its diagnostics.csv. Or DIAGNOSTICS.csv,ORACLE.csv: tidy tables, which may hold several\n"
         "datasets (each is a pool). Or any table with one row per policy.",
-        epilog="""what it says of a selector:
+        epilog="""reported for each selector:
   regret@k   best return of the pool minus best of the k it puts first, as a share of the pool's range
   ρ, τ       rank correlation with returns: within run (which checkpoint?), within algorithm (which
              setting?), across algorithms (which algorithm?)
@@ -52,15 +52,17 @@ examples:
         default=[],
         metavar="NAME=COLUMN",
         help="a score; NAME=-COLUMN: lower is better; NAME=A,B,C: their mean; NAME=lcb:A,B,C: mean minus standard "
-        "deviation (also median:, min:, max:). Named as a diagnostic (fqe_lcb, ood_fraction, ...), it feeds composites",
+        "deviation (also median:, min:, max:). Composite selectors use those named as a diagnostic (fqe_lcb, ...)",
     )
-    table.add_argument("--pool", default="", metavar="COLUMNS", help="what tells pools apart, e.g. env,level")
+    table.add_argument("--pool", default="", metavar="COLUMNS", help="what identifies a pool, e.g. env,level")
     table.add_argument("--policy", default="", metavar="COLUMNS", help="what names a policy; default: its row")
     table.add_argument("--algorithm", default="", metavar="COLUMNS")
     table.add_argument("--setting", default="", metavar="COLUMNS", help="its hyper-parameters")
     table.add_argument("--seed-column", metavar="COLUMN", help="training seed")
-    table.add_argument("--step", metavar="COLUMN", help="checkpoint, where there are several of a run")
-    result.add_argument("--selectors", metavar="NAMES", help="default: all that can be fed; file.py:function is yours")
+    table.add_argument("--step", metavar="COLUMN", help="checkpoint, if there are several per run")
+    result.add_argument(
+        "--selectors", metavar="NAMES", help="default: all that the scores suffice for; file.py:function for your own"
+    )
     result.add_argument("--baseline", metavar="NAME", help=f"compared with all others; default: {selectors.DEFAULT}")
     result.add_argument("--direction", action="append", default=[], metavar="DIAGNOSTIC=high|low")
     result.add_argument("--resamples", type=int, default=RESAMPLES, help="over pools (default: %(default)s)")

@@ -1,7 +1,7 @@
 """Compare a new algorithm with those of the zoo under one protocol: `python -m offrl.compare algo=path/to/new.py`.
 
-Everything that is not there yet is trained and scored, as `offrl.reproduce` does, and the new one becomes a column of
-the table.
+Runs that are missing are trained and scored, as by `offrl.reproduce`, and the new algorithm becomes a column of the
+table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from offrl.reporting.published_table import finish
 AGAINST = ("bc", "td3_bc", "iql", "rebrac")
 OPTIONS = {
     "algo": "the new algorithm: a .py file, or a name",
-    "against": f"what to compare it with, with commas; default: {','.join(AGAINST)}",
+    "against": f"algorithms to compare it with, separated by commas; default: {','.join(AGAINST)}",
     **{name: text for name, text in reproduce.OPTIONS.items() if name not in ("algorithms", "dry_run")},
 }
 
@@ -33,7 +33,7 @@ def main() -> None:
         parsed = command_line.parse(
             sys.argv[1:],
             "compare",
-            "Train and score a new algorithm and others under one protocol, and say how sure the difference is.\n"
+            "Train and score a new algorithm and others under one protocol, and say how certain their difference is.\n"
             "TABLE is one of offrl.reproduce's tables; default: builtin.",
             OPTIONS,
             "  python -m offrl.compare algo=path/to/new.py against=iql,td3_bc protocol=quick\n"

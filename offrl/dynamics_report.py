@@ -10,7 +10,7 @@ from offrl.errors import run_command
 from offrl.reporting.console import terminal
 from offrl.reporting.dynamics import report
 
-OPTIONS = {"step": "the checkpoint to look at; default: each member's last healthy one"}
+OPTIONS = {"step": "the checkpoint to measure; default: each member's last healthy one"}
 
 
 def main() -> None:

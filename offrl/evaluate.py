@@ -21,10 +21,10 @@ from offrl.reporting.run_scores import as_json, summarize
 from offrl.runs.run import Run
 
 OPTIONS = {
-    "checkpoints": "last (of every member, while healthy; the default), all (the pool), or steps such as 5000,10000",
-    "episodes": "how many episodes every policy plays, exactly; default: what the run's protocol says",
-    "seed": "reset seed of the first episode, the others count up; default: what the run's protocol says",
-    "env": "another environment than the one of the run's dataset",
+    "checkpoints": "last (every member's last healthy one; the default), all, or steps such as 5000,10000",
+    "episodes": "number of episodes that every policy plays; default: as in the run's protocol",
+    "seed": "reset seed of the first episode, the others count up; default: as in the run's protocol",
+    "env": "another environment than that of the run's dataset",
     "workers": "simulator processes; default: one per core",
 }
 
@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[Path], dict[str, Any], bool]:
         "an episode that has its row is not played again.",
         OPTIONS,
         "  python -m offrl.evaluate runs/builtin-hopper-medium/iql-1a2b3c4d episodes=100\n"
-        "  python -m offrl.evaluate runs/*/* checkpoints=all        the whole pool of every run\n"
+        "  python -m offrl.evaluate runs/*/* checkpoints=all        all checkpoints of every run\n"
         "  python -m offrl.evaluate RUN --json | jq .means          for another program",
     )
     return parsed.paths, {name: _option(name, value) for name, value in parsed.options.items()}, parsed.json

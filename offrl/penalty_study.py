@@ -12,7 +12,7 @@ from offrl.reporting.dynamics import study
 
 OPTIONS = {
     "episodes": "episodes that the policy plays; default: 10",
-    "step": "the checkpoint to look at; default: each member's last healthy one",
+    "step": "the checkpoint to measure; default: each member's last healthy one",
 }
 
 
@@ -22,8 +22,8 @@ def main() -> None:
         given = parse(
             sys.argv[1:],
             "penalty_study",
-            "Assisted: steps the run's environment with the deployed policy, and sets every penalty beside the true\n"
-            "error of the model there (rank correlations), and on unseen episodes of the data. For study only.",
+            "Assisted: steps the run's environment with the deployed policy, and compares every penalty with the true\n"
+            "error of the model (rank correlations), there and on unseen episodes of the data. For study only.",
             OPTIONS,
             "  python -m offrl.penalty_study runs/builtin-hopper-medium/mopo-1a2b3c4d episodes=20",
         )

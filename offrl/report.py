@@ -11,7 +11,7 @@ from offrl.errors import UserError, run_command
 from offrl.reporting.console import terminal
 from offrl.reporting.report import make
 
-OPTIONS = {"out": "the page; its pictures go into a folder beside it; default: report.html"}
+OPTIONS = {"out": "the page; its pictures go into a folder next to it; default: report.html"}
 
 
 def main() -> None:
@@ -20,8 +20,8 @@ def main() -> None:
             sys.argv[1:],
             "report",
             "Write one HTML page about runs and selections, and its pictures as SVG and PNG. The page is one\n"
-            "file that needs no network. Selections (folders that offrl.select wrote) at, below or beside the runs\n"
-            "are found by themselves.",
+            "file that needs no network. Selections (folders that offrl.select wrote) at, below or next to the runs\n"
+            "are included automatically.",
             OPTIONS,
             "  python -m offrl.report runs/builtin-hopper-medium-replay\n"
             "  python -m offrl.report runs/reproduce/builtin-quick out=table.html\n"

@@ -1,4 +1,4 @@
-"""Run a named table and set it beside the published numbers: `python -m offrl.reproduce TABLE`."""
+"""Run a named table and compare it with the published numbers: `python -m offrl.reproduce TABLE`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def main() -> None:
         parsed = command_line.parse(
             sys.argv[1:],
             "reproduce",
-            "Run a named table with the published settings, and set it beside the published numbers. Runs that are\n"
-            "there already are kept; an interrupted command goes on. Tables:\n"
+            "Run a named table with the published settings, and compare it with the published numbers. Existing runs\n"
+            "are kept; an interrupted command continues where it was. Tables:\n"
             + "\n".join(f"  {name:14}{table['summary']}" for name, table in sorted(reproduce.tables().items())),
             reproduce.OPTIONS,
             "  python -m offrl.reproduce builtin protocol=quick\n"

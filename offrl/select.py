@@ -17,14 +17,14 @@ from offrl.selection.decision import select
 from offrl.selection.splits import select_configuration, split_seeds
 
 WRITTEN = ("selection.json", "configurations.json")
-"""Marks of a folder that this command wrote, which runs/* names beside the runs."""
+"""Files by which a folder that this command wrote is recognised and skipped, as `runs/*` names it among the runs."""
 OPTIONS = {
-    "selector": f"who ranks: {', '.join(selectors.SELECTORS)}, any diagnostic, or FILE.py:FUNCTION",
+    "selector": f"what ranks the candidates: {', '.join(selectors.SELECTORS)}, any diagnostic, or FILE.py:FUNCTION",
     "diagnostics": "names with commas; default: all that need the data alone",
-    "checkpoints": "at most so many per member, evenly spread, the last among them; default: all",
+    "checkpoints": "maximum number per member, evenly spaced and with the last; default: all",
     "average": "K: the mean of the weights of the last K checkpoints is one more candidate of every member",
-    "rows": "transitions of each split that are looked at; default 20000",
-    "out": "folder for the tables, the picture and selection.json; default: selection, beside the first run",
+    "rows": "transitions of each split that are used; default 20000",
+    "out": "folder for the tables, the picture and selection.json; default: selection, next to the first run",
 }
 
 
@@ -35,7 +35,7 @@ def main() -> None:
             "select",
             "Choose a policy from the data alone. The candidates are all checkpoints of all members of the runs,\n"
             "which must be on one dataset. No environment is opened, and no evaluation of the runs is read. What was\n"
-            "measured is kept with the runs (RUN/diagnostics), so the command goes on where it was interrupted.\n\n"
+            "measured is kept with the runs (RUN/diagnostics), so an interrupted command continues where it was.\n\n"
             "Split-select-retrain: of runs with several values of protocol.split_seed the answer is a configuration,\n"
             "the best on average over what the splits hold out, and the command that trains it on all data.",
             OPTIONS,
@@ -57,7 +57,9 @@ def main() -> None:
         selector = options.get("selector", selectors.DEFAULT)
         if len(split_seeds(runs)) > 1:
             for name in {"checkpoints", "average"} & set(numbers):
-                raise UserError(f"{name}=: with several splits the last of every member counts; leave it out")
+                raise UserError(
+                    f"{name}=: with several splits every member's last checkpoint is used; leave this option out"
+                )
             with measuring(terminal(stderr=True)) as show:
                 configurations = select_configuration(runs, selector, names, progress=show, **numbers)
             answer = write_configurations(configurations, folder)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from offrl.data.dataset import Transitions
+from offrl.data.transforms import Transform, actions_to_unit_box, transform_observations, transform_rewards
 from offrl.errors import UserError
-from offrl.playing.simulators import Simulators
+from offrl.playing.simulators import Simulators, Spaces
 from offrl.runs.run import Run
 
 
 class Buffer(NamedTuple):
     """Arrays of a fixed capacity, so that programs that read them are compiled once; rows from `size` on are zero.
 
-    observations, next_observations [capacity, observation_dim] and actions [capacity, action_dim] as the environment
-    has them; rewards and terminations (1 where an episode truly ended, not at a time limit) [capacity].
+    observations, next_observations [capacity, ...] and actions [capacity, action_dim] as the environment has them
+    (images uint8 [H, W, C], discrete actions as one number); rewards and terminations (1 where an episode truly
+    ended, not at a time limit) [capacity].
     """
 
     observations: np.ndarray
@@ -27,11 +30,27 @@ class Buffer(NamedTuple):
     size: int
 
     @classmethod
-    def empty(cls, capacity: int, observation_dim: int, action_dim: int) -> Buffer:
-        observations = np.zeros((capacity, observation_dim), np.float32)
-        actions = np.zeros((capacity, action_dim), np.float32)
-        scalars = np.zeros(capacity, np.float32)
-        return cls(observations, actions, scalars, observations.copy(), scalars.copy(), 0)
+    def empty(cls, capacity: int, spaces: Spaces) -> Buffer:
+        """A buffer with room for that many steps in an environment with these spaces."""
+        actions = np.zeros((capacity, len(spaces.action_low)), np.float32)
+        rewards, terminations = np.zeros((2, capacity), np.float32)
+        return cls(spaces.observations(capacity), actions, rewards, spaces.observations(capacity), terminations, 0)
+
+    def transitions(self, transforms: Sequence[Transform]) -> Transitions:
+        """All rows as an algorithm sees them, preprocessed with the transforms of a run (`run.info["dataset"]`).
+
+        Batches are drawn from the first `size` rows. No next action is known.
+        """
+        actions = actions_to_unit_box(transforms, self.actions)
+        return Transitions(
+            observations=transform_observations(transforms, self.observations),
+            actions=actions,
+            rewards=transform_rewards(transforms, self.rewards),
+            next_observations=transform_observations(transforms, self.next_observations),
+            terminations=self.terminations,
+            next_actions=np.zeros_like(actions),
+            next_action_known=np.zeros_like(self.rewards),
+        )
 
     def add(self, *rows: np.ndarray) -> Buffer:
         """The buffer with rows added to its five columns, in their order; the arrays are written in place.
@@ -56,7 +75,7 @@ def collect(
     over all calls, are updated when the episodes have ended. Selection refuses a run with this mark.
 
     Args:
-        act: observations [episodes, observation_dim] -> actions in the environment's units.
+        act: observations [episodes, ...] -> actions in the environment's units, such as `run.actor(step)`.
         simulators: entered, with room for as many episodes as there are seeds.
 
     Raises:

@@ -89,6 +89,9 @@ def gather(paths: Sequence[Path]) -> Material:
     table = scores.one_name_each(pd.concat([*found, *map(scores.read, tables)], ignore_index=True))
     table["name"] = (table["algorithm"] + " " + table["setting"]).str.strip()
     parts, messages = scores.groups(table)
+    messages += [
+        f"{run.path} is not an offline run: its policies have {run.interacted}" for run in runs if run.interacted
+    ]
     returns = {}
     for run in runs:
         mine = table[table["run"] == str(run.path)]

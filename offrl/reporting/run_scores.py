@@ -96,6 +96,8 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
         if reference
         else "no reference returns are known for this environment and data: nothing is normalized",
     ]
+    if run.interacted:
+        lines.append(f"not an offline run: its policies have {run.interacted}")
     if (broken := rows["return"].isna().sum()) > 0:
         lines.append(f"{broken} episodes ended because the policy's action was not finite: their returns are nan")
     console.print("\n".join(lines), soft_wrap=True)

@@ -111,6 +111,15 @@ class Run:
         """One dict per member: member, seed, values (what members differ in), diverged_at (a step, or None)."""
         return self.info["members"]
 
+    @property
+    def interacted(self) -> str:
+        """What the run has collected with its policies, such as "interacted with Hopper-v5 (1000 steps, 7 episodes)".
+
+        Empty for a run that is offline.
+        """
+        mark = self.info.get("interacted")
+        return f"interacted with {mark['env']} ({mark['steps']} steps, {mark['episodes']} episodes)" if mark else ""
+
     def options(self, member: int) -> dict[str, Any]:
         """Every option of the algorithm, by dotted name, with the member's value."""
         return {**flat(self.info["identity"]["algo"]), **self.members[member]["values"]}

@@ -146,10 +146,10 @@ class Pool:
         if len({run.path.resolve() for run in runs}) < len(runs):
             raise UserError("a run is given twice; give each folder once")
         for run in runs:
-            if interacted := run.info.get("interacted"):
+            if run.interacted:
                 raise UserError(
-                    f"{run.path}: its policies have interacted with {interacted['env']} ({interacted['steps']} steps, "
-                    f"{interacted['episodes']} episodes), so choosing among them is not offline; leave it out"
+                    f"{run.path}: its policies have {run.interacted}, so choosing among them is not offline; "
+                    "leave it out"
                 )
         prints = {run.info["dataset"]["fingerprint"]: run for run in runs}
         if len(prints) > 1:

@@ -33,9 +33,8 @@ def take_published(config: dict[str, Any], chosen: set[str]) -> tuple[dict[str, 
     if not config["tuned"]:
         return {}, ""
     values, source = configuration.tuned_values(config["algo"]["name"], config["dataset"])
+    values = {key: value for key, value in values.items() if f"algo.{key}" not in chosen}
     for key, value in values.items():
-        if f"algo.{key}" in chosen:
-            continue
         node = config["algo"]
         *parents, leaf = key.split(".")
         for parent in parents:

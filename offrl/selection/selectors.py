@@ -59,7 +59,7 @@ VETOES = {
     "non_finite": (0.0, "not finite: {:.3g}"),
     "out_of_range": (0.01, "{:.1%} of Q(s, π(s)) lie outside what the data's rewards allow"),
 }
-"""Health checks: the highest value that passes, and what to say of one that does not (selection.md: NaN, B3 > 1 %)."""
+"""Health checks: the highest value that passes, and what to say of one that does not."""
 
 VALUE = (("fqe_lcb", "lstd_lcb", "fqe", "lstd"), ("behaviour_advantage",), ("model_value",))
 SUPPORT = (("action_distance", "behaviour_log_prob"), ("ood_fraction",), ("return_weighted_action_distance",))
@@ -228,7 +228,7 @@ def coverage_weighted(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Seri
 
 
 def with_fit(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
-    """`rank_mean` with a third group of equal weight: how well the critic fits the data (C1, F3, C5')."""
+    """`rank_mean` with a third group of equal weight: how well the critic fits the data."""
     return rank_mean(scores, candidates, value=1 / 3, support=1 / 3, fit=1 / 3)
 
 

@@ -53,7 +53,7 @@ def select_configuration(
     rows: int = 20_000,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Configurations:
-    """Split-select-retrain (Nie, Flet-Berliac, Jordan, Steenbergen & Brunskill 2022; H1 of the catalogue).
+    """Split-select-retrain (Nie, Flet-Berliac, Jordan, Steenbergen & Brunskill 2022).
 
     Each configuration, which is an algorithm with its settings, has been trained on several random splits of the data
     by episode. The selector scores the last policies of each split on what that split holds out; the configuration of

@@ -58,7 +58,7 @@ def reason_against(pool: Pool, candidate: Candidate) -> str:
     return "" if finite else "its critic is not finite"
 
 
-# F3, F4: ridge regression
+# Ridge regression
 
 
 class Ridge(NamedTuple):
@@ -90,8 +90,8 @@ class Ridge(NamedTuple):
 
 
 RIDGE = (
-    Diagnostic("ridge_bellman_error", "low", "held-out squared distance of Q to a regression of its target (F3)"),
-    Diagnostic("ibes", "low", "held-out lower bound of the squared Bellman error by a regression of the TD error (F4)"),
+    Diagnostic("ridge_bellman_error", "low", "held-out squared distance of Q to a regression of its target"),
+    Diagnostic("ibes", "low", "held-out lower bound of the squared Bellman error by a regression of the TD error"),
 )
 
 
@@ -131,7 +131,7 @@ def measure_ridge(pool: Pool) -> dict[str, Scores]:
     return result
 
 
-# F1: BVFT
+# BVFT
 
 
 def cells(q: np.ndarray, resolution: float) -> np.ndarray:
@@ -207,7 +207,7 @@ MEASUREMENTS = (
     Measurement("ridge_bellman_error", RIDGE, measure_ridge),
     Measurement(
         "bvft",
-        (Diagnostic("bvft", "low", "rank of Q in a tournament of projected Bellman errors, 0 to 1 (F1)"),),
+        (Diagnostic("bvft", "low", "rank of Q in a tournament of projected Bellman errors, 0 to 1"),),
         measure_bvft,
         per_policy=False,
         images=True,

@@ -1,4 +1,4 @@
-"""What the critics that an algorithm has learned say, on held-out rows: C1-C7 of the catalogue, B4, and B7.
+"""What the critics that an algorithm has learned say, on held-out rows.
 
 Q is the lowest of an algorithm's critics, in the reward units and with the discount it was trained with, and without
 the entropy that soft actor-critics add. Every score but the values themselves is free of the scale of rewards, so
@@ -144,15 +144,15 @@ def none_applies(pool: Pool, reason: Callable[[Candidate], str] = no_critic) -> 
 
 
 TD = (
-    Diagnostic("td_error", "low", "held-out squared TD error of the critic, over the variance of its target (C1)"),
-    Diagnostic("td_error_ratio", "flag", "squared TD error on held-out rows over that on training rows (B4)"),
+    Diagnostic("td_error", "low", "held-out squared TD error of the critic, over the variance of its target"),
+    Diagnostic("td_error_ratio", "flag", "squared TD error on held-out rows over that on training rows"),
 )
 
 
 def td_error(pool: Pool) -> dict[str, Scores]:
-    """C1: E[(Q(s, a) - y)^2] / Var[y]; biased by twice the same sample, and kind to flat critics that bootstrap little.
+    """E[(Q(s, a) - y)^2] / Var[y]; biased by twice the same sample, and kind to flat critics that bootstrap little.
 
-    B4: how much larger E[(Q - y)^2] is on rows that the critic has not seen.
+    td_error_ratio: how much larger E[(Q - y)^2] is on rows that the critic has not seen.
     """
     if reason := no_reason(pool):
         return all_not_applicable(pool, TD, reason)
@@ -171,16 +171,17 @@ def td_error(pool: Pool) -> dict[str, Scores]:
 
 
 VALUES = (
-    Diagnostic("initial_value", "high", "the critic's value of the policy at held-out first states, raw rewards (C2)"),
-    Diagnostic("average_value", "high", "the critic's value of the policy at held-out states, raw rewards (C3)"),
-    Diagnostic("advantage_gap", "low", "Q(s, pi(s)) - Q(s, a), over the spread of Q: large is exploitation (C6)"),
-    Diagnostic("critic_disagreement", "low", "spread of the critics at (s, pi(s)), over the spread of Q (C7)"),
+    Diagnostic("initial_value", "high", "the critic's value of the policy at held-out first states, raw rewards"),
+    Diagnostic("average_value", "high", "the critic's value of the policy at held-out states, raw rewards"),
+    Diagnostic("advantage_gap", "low", "Q(s, pi(s)) - Q(s, a), over the spread of Q: large is exploitation"),
+    Diagnostic("critic_disagreement", "low", "spread of the critics at (s, pi(s)), over the spread of Q"),
 )
 
 
 def values(pool: Pool) -> dict[str, Scores]:
-    """C2, C3, C6, C7. Values are in raw reward units: r' = x r + y gives V = (V' - y / (1 - discount)) / x.
+    """What the critic says at (s, pi(s)).
 
+    Values are in raw reward units: r' = x r + y gives V = (V' - y / (1 - discount)) / x.
     The shift's part is exact where episodes do not terminate, else a bound on it.
     """
     if reason := no_reason(pool):
@@ -225,14 +226,12 @@ def values(pool: Pool) -> dict[str, Scores]:
 
 
 ADVANTAGES = (
-    Diagnostic(
-        "discounted_advantages", "low", "discounted sum over an episode of Q(s, a) - Q(s, pi(s)), raw rewards (C4)"
-    ),
+    Diagnostic("discounted_advantages", "low", "discounted sum over an episode of Q(s, a) - Q(s, pi(s)), raw rewards"),
 )
 
 
 def discounted_advantages(pool: Pool) -> dict[str, Scores]:
-    """C4: the mean over held-out episodes of sum_t discount^t (Q(s_t, a_t) - Q(s_t, pi(s_t))).
+    """The mean over held-out episodes of sum_t discount^t (Q(s_t, a_t) - Q(s_t, pi(s_t))).
 
     Low where the critic holds the policy for better than the data. The sums are over whole episodes, however long:
     rows that have been thinned out are made up for by the discounted lengths, which are known.
@@ -257,7 +256,7 @@ def discounted_advantages(pool: Pool) -> dict[str, Scores]:
 
 WEIGHTS = (
     Diagnostic(
-        "weight_ess", "flag", "effective share of training rows under advantage weights: < 0.01 few, 1 is cloning (B7)"
+        "weight_ess", "flag", "effective share of training rows under advantage weights: < 0.01 few, 1 is cloning"
     ),
 )
 
@@ -279,7 +278,7 @@ def no_advantage_weights(candidate: Candidate) -> str:
 
 
 def weight_ess(pool: Pool) -> dict[str, Scores]:
-    """B7: (sum w)^2 / (n sum w^2) of w(A(s, a)) on training rows, with A = Q(s, a) - V(s).
+    """(sum w)^2 / (n sum w^2) of w(A(s, a)) on training rows, with A = Q(s, a) - V(s).
 
     V is the algorithm's own (IQL), or Q(s, pi(s)) at the deployed action, for which AWAC and CRR draw from the policy.
     Near 0 the policy is fitted to a handful of rows, at 1 it is a clone.
@@ -321,13 +320,13 @@ def first_rows(pool: Pool) -> Rows:
 
 
 OPC = (
-    Diagnostic("rank_opc", "high", "how surely Q tells steps of the best episodes from those of bad ones (C5')"),
-    Diagnostic("soft_opc", "high", "mean Q of steps of the best episodes above that of all, over the spread (C5)"),
+    Diagnostic("rank_opc", "high", "how surely Q tells steps of the best episodes from those of bad ones"),
+    Diagnostic("soft_opc", "high", "mean Q of steps of the best episodes above that of all, over the spread"),
 )
 
 
 def off_policy_classification(pool: Pool) -> dict[str, Scores]:
-    """C5' and C5, on held-out episodes.
+    """Off-policy classification, on held-out episodes.
 
     rank_opc is the share of pairs (a step of the top 20 % of episodes by return, a step at the same time of the bottom
     50 %) in which the former has the higher Q, ties half: scale-free, and 0.5 for a critic that knows nothing.

@@ -1,6 +1,6 @@
-"""Training curves: how well a critic fits, at every checkpoint (B1, B2, B4 of the catalogue); `workflow` judges them.
+"""Training curves: how well a critic fits, at every checkpoint; `workflow` judges them.
 
-Which rule applies to an algorithm's critic is told here too: the conservative critics' (`not_conservative`), that of
+Which rule applies to an algorithm's critic is decided here too: the conservative critics' (`not_conservative`), that of
 the critic's own error (`no_own_target`), or none (`no_rule`).
 """
 
@@ -68,13 +68,13 @@ def no_rule(candidate: Candidate) -> str:
 
 
 DATASET_Q = (
-    Diagnostic("dataset_q", "flag", "average Q(s, a) over training rows, in the critic's reward units (B1)"),
-    Diagnostic("dataset_q_validation", "flag", "average Q(s, a) over held-out rows (B1)"),
+    Diagnostic("dataset_q", "flag", "average Q(s, a) over training rows, in the critic's reward units"),
+    Diagnostic("dataset_q_validation", "flag", "average Q(s, a) over held-out rows"),
 )
 
 
 def dataset_q(pool: Pool) -> dict[str, Scores]:
-    """B1: E[Q(s, a)] over the dataset: a point of the curve, which means nothing by itself."""
+    """E[Q(s, a)] over the dataset: a point of the curve, which means nothing by itself."""
     if reason := none_applies(pool):
         return all_not_applicable(pool, DATASET_Q, reason)
     result = {}
@@ -88,13 +88,13 @@ def dataset_q(pool: Pool) -> dict[str, Scores]:
 
 
 UNDERFIT = (
-    Diagnostic("td_explained", "flag", "1 - squared TD error over the variance of its target, training rows (B2)"),
-    Diagnostic("conservative_gap", "flag", "log mean exp Q(s, uniform) - Q(s, a), over the spread of Q (B2)"),
+    Diagnostic("td_explained", "flag", "1 - squared TD error over the variance of its target, training rows"),
+    Diagnostic("conservative_gap", "flag", "log mean exp Q(s, uniform) - Q(s, a), over the spread of Q"),
 )
 
 
 def underfit(pool: Pool) -> dict[str, Scores]:
-    """B2: what the critic has made of its two losses, on training rows and free of scale.
+    """What the critic has made of its two losses, on training rows and free of scale.
 
     The gap is CQL's penalty with ten uniform actions per state, or with all of them where they are discrete: above 0
     the critic still values actions at random above the data's.
@@ -136,15 +136,13 @@ def underfit(pool: Pool) -> dict[str, Scores]:
 
 
 FIT = (
-    Diagnostic(
-        "fit_error", "flag", "squared error of Q to its own target, over the target's variance, training rows (B4)"
-    ),
-    Diagnostic("fit_error_validation", "flag", "the same on held-out rows (B4)"),
+    Diagnostic("fit_error", "flag", "squared error of Q to its own target, over the target's variance, training rows"),
+    Diagnostic("fit_error_validation", "flag", "the same on held-out rows"),
 )
 
 
 def fit(pool: Pool) -> dict[str, Scores]:
-    """B4: E[(Q(s, a) - y)^2] / Var[y] on training and on held-out rows, y being what the critic itself learns from.
+    """E[(Q(s, a) - y)^2] / Var[y] on training and on held-out rows, y being what the critic itself learns from.
 
     y = r + discount V(s') for an algorithm whose critic does (IQL), as `td_parts` for the others.
     """

@@ -1,4 +1,4 @@
-"""What the data alone say before any policy is looked at: A1-A5 of the catalogue. Warning levels, not rankings."""
+"""What the data alone say before any policy is looked at. Warning levels, not rankings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def checks(dataset: Dataset, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(found, columns=list(Check._fields))
 
 
-# A1
+# Returns
 
 
 def return_profile(dataset: Dataset) -> list[Check]:
@@ -104,7 +104,7 @@ def return_profile(dataset: Dataset) -> list[Check]:
     ]
 
 
-# A3
+# The behaviour policy
 
 
 def predictability(rows: Sample, seed: int = 0) -> Check:
@@ -186,7 +186,7 @@ def _nearest(points: np.ndarray, episodes: np.ndarray, queries: np.ndarray) -> t
     return np.concatenate(indices), np.concatenate(distances)
 
 
-# A4
+# Drift over the order of the episodes
 
 STATIONARITY_EPISODES = 400
 STATIONARITY_FEATURES = 32
@@ -254,7 +254,7 @@ def stationarity(dataset: Dataset, seed: int = 0) -> Check:
     return Check("stationarity", p, "note" if p < 0.05 else "ok", text)
 
 
-# A5
+# What observations and actions leave undetermined
 
 
 def stochasticity(rows: Sample, seed: int = 0) -> Check:
@@ -274,11 +274,11 @@ def stochasticity(rows: Sample, seed: int = 0) -> Check:
 def reward_determined(rows: Sample, seed: int = 0) -> Check:
     """R^2 of the reward given (s, a), by the same test: what is missing hangs on what was not observed, or is noise.
 
-    It is also what decides about G8 (ROF, RCF, CROF; arXiv 2607.01736), checks of how far the latent state of a world
-    model sees the reward, which are not built. They ask for a latent model with a decoder and a reward head, and every
-    model here is one of the observations themselves, for which ROF is 1 by construction, whatever the policy. If one
-    joins, they are worth their cost only where this value is below 0.95: where (s, a) give the reward, as on the
-    authors' Reacher, the sign of their correlation with returns is reversed.
+    It also says why ROF, RCF and CROF (arXiv 2607.01736) are not here: checks of how far the latent state of a world
+    model sees the reward. They need a latent model with a decoder and a reward head, and every model here is one of the
+    observations themselves, for which ROF is 1 by construction, whatever the policy. If one joins, they are worth their
+    cost only where this value is below 0.95: where (s, a) give the reward, as on the authors' Reacher, the sign of
+    their correlation with returns is reversed.
     """
     value = 1 - undetermined(rows, rows.rewards[:, None], seed)
     if np.isnan(value):

@@ -60,7 +60,7 @@ def value_range(pool: Pool, candidate: Candidate) -> tuple[float, float]:
 
 
 def out_of_range(pool: Pool) -> dict[str, Scores]:
-    """B3: the share of (s, pi(s)) whose Q, the lowest of the critics, no policy can have; not a number counts.
+    """The share of (s, pi(s)) whose Q, the lowest of the critics, no policy can have; not a number counts.
 
     In the critic's own reward units, `value_range` widened by 20 % of its width on either side. Soft actor-critics add
     an entropy to rewards, which this leaves to the widening; a strongly conservative critic may be out below.
@@ -157,15 +157,15 @@ def _look_into(
 
 
 FEATURES = (
-    Diagnostic("dormant_fraction", "flag", "share of the critics' hidden neurons that hardly ever respond (B5)"),
-    Diagnostic("effective_rank", "flag", "dimensions that hold 99 % of the critics' last features (B6)"),
-    Diagnostic("feature_dot", "flag", "mean product of the features of (s, a) and (s', pi(s')), DR3's penalty (B6)"),
-    Diagnostic("feature_cosine", "flag", "mean cosine of the same: towards 1 they are no longer told apart (B6)"),
+    Diagnostic("dormant_fraction", "flag", "share of the critics' hidden neurons that hardly ever respond"),
+    Diagnostic("effective_rank", "flag", "dimensions that hold 99 % of the critics' last features"),
+    Diagnostic("feature_dot", "flag", "mean product of the features of (s, a) and (s', pi(s')), DR3's penalty"),
+    Diagnostic("feature_cosine", "flag", "mean cosine of the same: towards 1 they are no longer told apart"),
 )
 
 
 def features(pool: Pool) -> dict[str, Scores]:
-    """B5 and B6, means over critics: a health warning, rising products and falling rank above all.
+    """Means over critics: a health warning, rising products and falling rank above all.
 
     Dormancy: mean activity over a batch at most 0.025 of the layer's mean. Effective rank: the fewest singular values
     that make 99 % of their sum. With a normalisation and no ReLU before it, dormancy says nothing and is near 0.
@@ -219,7 +219,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         "range",
-        (Diagnostic("out_of_range", "flag", "share of (s, pi(s)) whose Q no policy can have; veto above 1 % (B3)"),),
+        (Diagnostic("out_of_range", "flag", "share of (s, pi(s)) whose Q no policy can have; veto above 1 %"),),
         out_of_range,
         images=True,
     ),

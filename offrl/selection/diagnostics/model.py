@@ -250,7 +250,7 @@ DIAGNOSTICS = (
     ),
     Diagnostic("torel", "low", "regret bound of TOReL from rollouts in the model, 0 to 1 (G10)"),
     *(
-        Diagnostic(name, "low", f"doubt of the model along the policy's rollouts, by {key} (G1-G6)")
+        Diagnostic(name, "low", f"doubt of the model along the policy's rollouts, by {key}")
         for key, name in PENALTY_NAMES.items()
     ),
 )

@@ -1,4 +1,4 @@
-"""How far a policy goes from the data, for algorithms with and without critics: D1-D6 and B8 of the catalogue.
+"""How far a policy goes from the data, for algorithms with and without critics.
 
 A policy that does what good data do can be trusted to do as well; closeness to bad data says nothing good. Actions are
 in [-1, 1], discrete ones one-hot: the squared distance of two that differ is 2. Where the policy is compared with
@@ -38,21 +38,19 @@ def split_rows(pool: Pool) -> Rows:
     return pool.train if pool.validation is None else pool.validation
 
 
-# D1, D4: the distance to logged actions
+# The distance to logged actions
 
 DISTANCES = (
-    Diagnostic("action_distance", "low", "squared distance of pi(s) to the logged action, on held-out rows (D1)"),
-    Diagnostic(
-        "return_weighted_action_distance", "low", "the same, where episodes weigh exp(return / sd of returns) (D4)"
-    ),
-    Diagnostic("action_distance_ratio", "flag", "action distance on held-out rows over that on training rows (B4)"),
+    Diagnostic("action_distance", "low", "squared distance of pi(s) to the logged action, on held-out rows"),
+    Diagnostic("return_weighted_action_distance", "low", "the same, where episodes weigh exp(return / sd of returns)"),
+    Diagnostic("action_distance_ratio", "flag", "action distance on held-out rows over that on training rows"),
 )
 
 
 def action_distances(pool: Pool) -> dict[str, Scores]:
-    """D1: E||pi(s) - a||^2. D4: with rows weighted by exp((return of their episode - best) / sd of returns).
+    """E||pi(s) - a||^2; weighted by returns, a row counts exp((return of its episode - best) / sd of returns).
 
-    The ratio is B4 for algorithms without a critic: a clone that has learned its training rows by heart is above 1.
+    The ratio tells of overfitting without a critic: a clone that has learned its training rows by heart is above 1.
     """
     rows = pool.validation
     if rows is None:
@@ -80,7 +78,7 @@ def return_weights(pool: Pool) -> np.ndarray:
     return np.exp((returns - returns.max()) / (returns.std() or 1.0))
 
 
-# D2: the density of a behaviour clone
+# The density of a behaviour clone
 
 COMPONENTS = 5
 CLONE_DIMS = (128, 128)
@@ -220,13 +218,13 @@ def behaviour_clone(pool: Pool) -> Clone:
 
 CLONE = (
     Diagnostic(
-        "behaviour_log_prob", "high", "log density of pi(s) over that of the logged action, by a behaviour clone (D2)"
+        "behaviour_log_prob", "high", "log density of pi(s) over that of the logged action, by a behaviour clone"
     ),
 )
 
 
 def behaviour_log_prob(pool: Pool) -> dict[str, Scores]:
-    """D2: E[log b(pi(s) | s) - log b(a | s)] at held-out rows: 0 is as likely as the data's own actions.
+    """E[log b(pi(s) | s) - log b(a | s)] at held-out rows: 0 is as likely as the data's own actions.
 
     b is a mixture of five Gaussians, or categorical where actions are discrete, and, at weight 0.001, uniform, which
     bounds what one row can do. A deterministic policy at the mode of the behaviour is above 0; compare candidates, not
@@ -241,7 +239,7 @@ def behaviour_log_prob(pool: Pool) -> dict[str, Scores]:
     return {"behaviour_log_prob": over_episodes(pool, rows, np.stack(ratios))}
 
 
-# D3: nearest neighbours
+# Nearest neighbours
 
 
 class Neighbourhood(NamedTuple):
@@ -300,11 +298,11 @@ def _within(reference: jax.Array, squared_radius: jax.Array, queries: jax.Array)
     return (squared_distances(queries, reference) <= squared_radius).sum(-1)
 
 
-OOD = (Diagnostic("ood_fraction", "low", "share of (s, pi(s)) further from the data than 95 % of the data are (D3)"),)
+OOD = (Diagnostic("ood_fraction", "low", "share of (s, pi(s)) further from the data than 95 % of the data are"),)
 
 
 def ood_fraction(pool: Pool) -> dict[str, Scores]:
-    """D3: the share of (s, pi(s)) with fewer than five training rows within `Neighbourhood.squared_radius`.
+    """The share of (s, pi(s)) with fewer than five training rows within `Neighbourhood.squared_radius`.
 
     At held-out states: about 0.05 for a policy that acts as the data.
     """
@@ -321,16 +319,16 @@ def ood_fraction(pool: Pool) -> dict[str, Scores]:
     return {"ood_fraction": over_episodes(pool, rows, np.stack(far))}
 
 
-# D5, B8, D6: the policy itself
+# The policy itself
 
 MOTION = (
-    Diagnostic("saturation", "flag", "share of action dimensions beyond 0.99 of the box (D5)"),
-    Diagnostic("jerk", "flag", "mean distance of pi(s') to pi(s) along logged transitions (D5)"),
+    Diagnostic("saturation", "flag", "share of action dimensions beyond 0.99 of the box"),
+    Diagnostic("jerk", "flag", "mean distance of pi(s') to pi(s) along logged transitions"),
 )
 
 
 def motion(pool: Pool) -> dict[str, Scores]:
-    """D5: safety flags, compare them with the data's own."""
+    """Safety flags, compare them with the data's own."""
     name, rows = split_name(pool), split_rows(pool)
     actions, following = pool.actions(name), pool.actions(f"{name}_next")
     saturation = over_episodes(pool, rows, (np.abs(actions) > 0.99).mean(-1))
@@ -340,11 +338,11 @@ def motion(pool: Pool) -> dict[str, Scores]:
     }
 
 
-DRIFT = (Diagnostic("policy_drift", "low", "squared distance to the policy of the member's checkpoint before (B8)"),)
+DRIFT = (Diagnostic("policy_drift", "low", "squared distance to the policy of the member's checkpoint before"),)
 
 
 def policy_drift(pool: Pool) -> dict[str, Scores]:
-    """B8: how much the policy still moves, per checkpoint of those in the pool; low among equals."""
+    """How much the policy still moves, per checkpoint of those in the pool; low among equals."""
     actions, rows = pool.actions(split_name(pool)), split_rows(pool)
     before: dict[Any, int] = {}
     drift, reasons = np.full(actions.shape[:2], np.nan), [""] * len(pool)
@@ -361,7 +359,7 @@ def policy_drift(pool: Pool) -> dict[str, Scores]:
 
 
 def policy_distances(pool: Pool, rows: int = 1_000) -> np.ndarray:
-    """D6: [candidates, candidates], mean distance of two policies' actions over logged states."""
+    """[candidates, candidates], mean distance of two policies' actions over logged states."""
     actions = pool.actions(split_name(pool))
     thin = np.linspace(0, actions.shape[1] - 1, min(actions.shape[1], rows)).astype(int)
     actions = actions[:, thin]

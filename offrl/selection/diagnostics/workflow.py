@@ -1,4 +1,4 @@
-"""The training-curve workflow (Kumar, Singh, Tian, Finn & Levine 2021, arXiv:2109.10813): B1, B2, B4 of the catalogue.
+"""The training-curve workflow (Kumar, Singh, Tian, Finn & Levine 2021, arXiv:2109.10813).
 
 A conservative critic that overfits gives the data's own actions lower and lower values: its average Q over the dataset
 rises, then falls, and the checkpoint before the fall is the one to take. One that underfits has a high TD error and a
@@ -250,15 +250,11 @@ def _fit_verdict(
     return {"verdict": "well-fitted", "advice": WELL_FITTED_OTHER, "reason": text}
 
 
-PEAK = (
-    Diagnostic(
-        "dataset_q_peak", "low", "checkpoints from the one that the workflow takes: the peak, or the last (B1's rule)"
-    ),
-)
+PEAK = (Diagnostic("dataset_q_peak", "low", "checkpoints from the one that the workflow takes: the peak, or the last"),)
 
 
 def dataset_q_peak(pool: Pool) -> dict[str, Scores]:
-    """B1's rule as a score within a member; every member's choice has 0, so it does not compare members."""
+    """The rule of the peak as a score within a member; every member's choice has 0, so it does not compare members."""
     value, reasons = np.full(len(pool), np.nan), [""] * len(pool)
     run, member, step = (pool.table[name].to_numpy() for name in ("run", "member", "step"))
     for verdict in workflow(pool).to_dict("records"):

@@ -241,8 +241,7 @@ def image_pool():
     return made_pool(dataset, *runs)
 
 
-def test_of_images_what_needs_vectors_is_left_out_and_the_rest_is_measured(image_pool, monkeypatch):
-    monkeypatch.setattr("offrl.selection.pool.CHUNK", 64)
+def test_of_images_what_needs_vectors_is_left_out_and_the_rest_is_measured(image_pool):
     table, _ = diagnostics.measure(image_pool)
     unmeasured = table[table["value"].isna()]
     assert (unmeasured["reason"] != "").all()

@@ -182,7 +182,9 @@ class Run:
         return self.checkpoint_store.restore(step, self.saved_like())["states"]
 
     def actor(self, step: int, member: int = 0) -> Callable[[np.ndarray], np.ndarray]:
-        """The function to deploy: raw observations, [observation_dim] or [n, observation_dim] -> actions in raw units.
+        """The function to deploy: raw observations, one or n of them on axis 0 -> actions in raw units, one or n.
+
+        Observations are vectors [observation_dim] or images [H, W, C]; a discrete action is a whole number.
 
         Raises:
             UserError: there is no such checkpoint or member, or it is damaged; or the policy has memory.
@@ -199,9 +201,13 @@ class Run:
         act = jax.jit(self.algorithm.policy(self.member_configs[member], self.spec).act)
 
         def actor(observations: np.ndarray) -> np.ndarray:
-            seen = transform_observations(transforms, np.atleast_2d(observations))
+            observations = np.asarray(observations, np.uint8 if self.spec.observation_shape else None)
+            one = observations.ndim == max(1, len(self.spec.observation_shape))
+            seen = transform_observations(transforms, observations[None] if one else observations)
             actions = actions_from_unit_box(transforms, np.asarray(act(state, seen)))
-            return actions[0] if np.ndim(observations) == 1 else actions
+            if self.spec.discrete:
+                actions = actions[:, 0]
+            return actions[0] if one else actions
 
         return actor
 

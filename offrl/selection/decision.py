@@ -125,5 +125,7 @@ def rank(pool: Pool, selector: str, names: Sequence[str] | None, progress: Calla
     scores.attrs = {"coverage": data.coverage(pool), "standard_error": errors, "reasons": reasons.to_dict()}
     directions = {d.name: d.better for d in diagnostics.diagnostics().values()}
     known = selectors.available(scores, directions)
-    choice = selectors.choose(scores, pool.table.set_index("candidate"), selectors.find(selector, known))
+    # the default ranks by whatever there is, and notes what it had to do without
+    rule = selectors.rank_mean if selector == selectors.DEFAULT else selectors.find(selector, known)
+    choice = selectors.choose(scores, pool.table.set_index("candidate"), rule)
     return Ranked(table, replicates, scores, known, choice)

@@ -27,6 +27,8 @@ from offrl.runs.run import Run, differing_names, differing_options, flat, labels
 
 CHUNK = 8192
 """Rows per call of a policy: one compiled program per algorithm, whatever the number of rows."""
+IMAGES_AT_ONCE = 256
+"""Rows per call where observations are images."""
 RESAMPLES = 200
 STATES_IN_MEMORY = 2_000_000_000
 """Bytes of restored checkpoints kept."""
@@ -343,14 +345,14 @@ class Pool:
 
 
 def in_chunks(program: Any, *columns: np.ndarray) -> np.ndarray:
-    """`program(*rows)` over the rows of `columns`, always CHUNK at a time, so that it is compiled once."""
-    results = []
-    for first in range(0, len(columns[0]), CHUNK):
-        part = [column[first : first + CHUNK] for column in columns]
+    """`program(*rows)` over the rows of `columns`, always as many at a time, so that it is compiled once."""
+    results, size = [], IMAGES_AT_ONCE if columns[0].ndim > 2 else CHUNK
+    for first in range(0, len(columns[0]), size):
+        part = [column[first : first + size] for column in columns]
         count = len(part[0])
-        if count < CHUNK:
+        if count < size:
             part = [
-                np.concatenate([column, np.zeros((CHUNK - count, *column.shape[1:]), column.dtype)]) for column in part
+                np.concatenate([column, np.zeros((size - count, *column.shape[1:]), column.dtype)]) for column in part
             ]
         results.append(np.asarray(program(*map(jnp.asarray, part)))[:count])
     return np.concatenate(results)

@@ -92,6 +92,58 @@ def test_of_whom_nothing_is_known_is_left_out_and_changes_nothing_for_the_others
     assert selectors.vetoes(extended).tolist() == ["", "", "", "", "the policy has memory"]
 
 
+def estimates(**changes):
+    """A clone, first by distance, and two policies that all estimators of value put higher."""
+    values = {
+        "fqe": [-22.1, -17.7, -17.9, -46.6],
+        "lstd": [-22.9, -18.2, -18.2, -39.9],
+        "model_value": [-28.3, -24.2, -24.7, -48.2],
+        "behaviour_advantage": [0.6, 0.5, 0.5, 0.1],
+        "action_distance": [0.32, 0.56, 0.57, 0.39],
+        "ood_fraction": [0.086, 0.093, 0.093, 0.096],
+    }
+    scores, described = table(**{**values, **changes})
+    errors = {**dict.fromkeys(values, 1.5), "behaviour_advantage": 0.02, "action_distance": 0.02, "ood_fraction": 0.02}
+    scores.attrs["standard_error"] = pd.DataFrame(errors, index=scores.index)
+    described["algorithm"] = ["bc", "td3_bc", "td3_bc", "iql"]
+    return scores, described
+
+
+def test_closeness_to_the_data_does_not_outvote_estimators_that_agree():
+    scores, described = estimates()
+    assert selectors.choose(scores, described, selectors.ranks_alone).deploy == ["a"]
+    found = selectors.rank_mean(scores, described)
+    before = selectors.ranks_alone(scores, described)
+    np.testing.assert_allclose(found, before - [1, 0, 0, 1])
+    assert selectors.choose(scores, described).deploy == ["b"]
+    assert found.attrs["notes"][-1] == (
+        "2 of 4 ranked behind the rest: fqe, lstd, model_value agree that another is better"
+    )
+    assert {"fqe", "lstd", "model_value"} <= set(found.attrs["uses"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lstd": [-22.9, -21.9, -22.0, -39.9]},  # one of three sees no difference
+        {"lstd": [np.nan, -18.2, -18.2, -39.9]},  # or says nothing of one of the two
+        {"ood_fraction": [0.086, 0.15, 0.15, 0.096]},  # what is better lies further outside the data
+    ],
+)
+def test_a_candidate_is_outvalued_only_where_all_agree_and_the_better_one_is_as_close_to_the_data(changes):
+    scores, described = estimates(**changes)
+    found = selectors.rank_mean(scores, described)
+    assert found["a"] == selectors.ranks_alone(scores, described)["a"]
+    assert selectors.choose(scores, described).deploy == ["a"]
+
+
+def test_a_vetoed_candidate_outvalues_nobody():
+    scores, described = estimates(non_finite=[0.0, 1.0, 1.0, 0.0])
+    found = selectors.rank_mean(scores, described)
+    assert found["a"] > 0
+    assert found.notna().tolist() == [True, False, False, True]
+
+
 def test_a_diverged_candidate_changes_nothing_for_the_others():
     scores, described = table(**FULL, non_finite=[0.0] * 4, out_of_range=[0.0, 0.01, np.nan, 0.0])
     before = selectors.rank_mean(scores, described)

@@ -32,6 +32,7 @@ import numpy as np
 import pandas as pd
 
 from offrl.errors import UserError, nearest
+from offrl.selection.outvalued import ESTIMATORS, STANDARD_ERRORS, outvalued
 
 Selector = Callable[[pd.DataFrame, pd.DataFrame], pd.Series]
 
@@ -67,8 +68,6 @@ FIT = (("td_error",), ("ridge_bellman_error",), ("rank_opc",))
 """Members of each group of the composite. Of several names for one member, the first that any candidate has is used."""
 
 BC = "bc"
-LOWER_BOUND_ERRORS = 1.645
-"""Standard errors below the mean of a one-sided 95 % bound."""
 
 
 def bare(scores: pd.DataFrame) -> pd.DataFrame:
@@ -123,16 +122,20 @@ def rank_mean(
     support: float = 0.5,
     fit: float = 0.0,
     veto: bool = True,
+    estimates: bool = True,
     fallback: bool = True,
 ) -> pd.Series:
     """The "2+2 rank mean" (selection.md, section 6.3): value and support diagnostics, as ranks, each half of the score.
 
     Value scores fail on narrow data, where they bootstrap through actions that the data lacks; closeness to the data
     fails on broad or poor data, where it rewards imitating bad behaviour. The mean of their ranks insures against both.
+    Where all estimators of value agree that a candidate is worth less than another one (`outvalued`), it stands behind
+    all of which that is not so: 1 is taken from its score.
 
     Args:
         value, support, fit: weights of the groups; those of groups that nothing is known of go to the others.
         veto: take out what fails a health check.
+        estimates: put candidates that are outvalued behind the others.
         fallback: abstain in favour of behaviour cloning where `prefers_cloning` says so.
     """
     reasons = vetoes(scores)
@@ -151,6 +154,13 @@ def rank_mean(
         total, weights = total + weight * mean, weights + weight
     # rounded, so that equal means of ranks tie whatever the order of their sums
     result = (total / weights).round(12).where(eligible) if weights else pd.Series(np.nan, index=scores.index)
+    if estimates and (behind := outvalued(scores, eligible)).any():
+        result = result - behind
+        agreeing = ", ".join(ESTIMATORS)
+        notes.append(
+            f"{behind.sum()} of {eligible.sum()} ranked behind the rest: {agreeing} agree that another is better"
+        )
+        uses += [name for name in ESTIMATORS if name not in uses]
     result.name = "score"
     result.attrs |= {"notes": notes, "uses": uses}
     if result.isna().all():
@@ -199,7 +209,7 @@ def _advantage_bound(scores: pd.DataFrame) -> pd.Series:
     scores = bare(scores)
     if errors is None or name not in errors:
         return scores[name]
-    return scores[name] - LOWER_BOUND_ERRORS * errors[name].reindex(scores.index).fillna(0.0)
+    return scores[name] - STANDARD_ERRORS * errors[name].reindex(scores.index).fillna(0.0)
 
 
 def last_checkpoints(candidates: pd.DataFrame) -> pd.Index:
@@ -234,17 +244,22 @@ def with_fit(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
 
 def value_only(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
     """Mean rank of the value diagnostics alone, with the vetoes, without the fallback."""
-    return rank_mean(scores, candidates, support=0, fallback=False)
+    return rank_mean(scores, candidates, support=0, estimates=False, fallback=False)
 
 
 def support_only(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
     """Mean rank of the support diagnostics alone, with the vetoes, without the fallback."""
-    return rank_mean(scores, candidates, value=0, fallback=False)
+    return rank_mean(scores, candidates, value=0, estimates=False, fallback=False)
 
 
 def without_fallback(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
     """`rank_mean` that never abstains: what the fallback is worth."""
     return rank_mean(scores, candidates, fallback=False)
+
+
+def ranks_alone(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
+    """`rank_mean` in which nobody is outvalued: what agreeing estimates are worth."""
+    return rank_mean(scores, candidates, estimates=False)
 
 
 def without_vetoes(scores: pd.DataFrame, candidates: pd.DataFrame) -> pd.Series:
@@ -259,6 +274,7 @@ SELECTORS: dict[str, Selector] = {
     "rank_mean_fit": with_fit,
     "rank_mean_no_fallback": without_fallback,
     "rank_mean_no_vetoes": without_vetoes,
+    "rank_mean_ranks_alone": ranks_alone,
     "value_only": value_only,
     "support_only": support_only,
 }
@@ -297,6 +313,7 @@ def available(scores: pd.DataFrame, directions: Mapping[str, str] | None = None)
         "rank_mean_fit": both and groups["fit"] > 0,
         "rank_mean_no_fallback": both,
         "rank_mean_no_vetoes": both and any(name in known for name in VETOES),
+        "rank_mean_ranks_alone": both and "standard_error" in scores.attrs,
         "value_only": groups["value"] > 1,  # of one diagnostic it would be no more than that diagnostic
         "support_only": groups["support"] > 1,
     }

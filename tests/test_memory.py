@@ -59,6 +59,8 @@ def test_a_diagnostic_leaves_policies_with_memory_out_and_says_so():
     )
 
     class Few:
+        images = False
+
         def __init__(self, candidates):
             self.candidates = candidates
 

@@ -1,4 +1,4 @@
-"""How good is a run's dynamics ensemble on episodes it has never seen: `python -m offrl.dynamics_report RUN...`."""
+"""How good is a run's dynamics ensemble on held-out episodes: `python -m offrl.dynamics_report RUN...`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
         given = parse(
             sys.argv[1:],
             "dynamics_report",
-            "How good the dynamics ensemble of a model-based algorithm's run is on episodes that it has never seen:\n"
+            "How good the dynamics ensemble of a model-based run is on held-out episodes:\n"
             "likelihood and coverage of one step, open-loop error, precision and recall of terminations.\n"
             "Opens no environment.",
             OPTIONS,

@@ -23,7 +23,7 @@ def main() -> None:
             sys.argv[1:],
             "penalty_study",
             "Assisted: steps the run's environment with the deployed policy, and compares every penalty with the true\n"
-            "error of the model (rank correlations), there and on unseen episodes of the data. For study only.",
+            "error of the model (rank correlations), there and on held-out episodes of the data. For study only.",
             OPTIONS,
             "  python -m offrl.penalty_study runs/builtin-hopper-medium/mopo-1a2b3c4d episodes=20",
         )

@@ -28,7 +28,7 @@ def main() -> None:
             "  python -m offrl.report results/tables/small/scores.csv\n"
             "  python -m offrl.report RUN RUN runs/hopper/selection --json",
             "RUN",
-            "a run directory, a folder with runs below it, one that offrl.select wrote, or a scores.csv of reproduce",
+            "a run directory or a folder of them, a folder that offrl.select wrote, or a scores.csv of offrl.reproduce",
         )
         out = Path(parsed.options.get("out", "report.html"))
         if out.suffix not in (".html", ".htm") or out.is_dir():

@@ -26,7 +26,7 @@ def main() -> None:
             "  python -m offrl.reproduce d4rl-mujoco algorithms=td3_bc,iql datasets=d4rl:hopper-medium-v2\n"
             "  python -m offrl.reproduce d4rl-mujoco launcher=submitit_slurm",
             "TABLE",
-            "the name of a table",
+            "the name of a table, of those above",
         )
         devices.set_up()
         seeds = command_line.whole_number("seeds", parsed.options["seeds"]) if "seeds" in parsed.options else None

@@ -44,7 +44,7 @@ def test_a_good_model_of_a_known_system_is_reported_as_such():
     assert found["one step", "coverage of the 90% interval, observations", ""] == pytest.approx(0.9, abs=0.04)
     assert found["one step", "coverage of the 90% interval, rewards", ""] > 0.9  # they have no noise
     likelihood = found["one step", "negative log-likelihood per dimension", ""]
-    assert likelihood < found["one step", "the same of one Gaussian for all", ""] - 0.5
+    assert likelihood < found["one step", "the same of a single Gaussian (baseline)", ""] - 0.5
     change = np.asarray(dynamics.targets_of(dynamics_report.steps_of(train_part)))[:, :2].std(0)
     noise = np.sqrt(np.mean((NOISE / change) ** 2))
     assert found["one step", "error of observations / std of their change", ""] == pytest.approx(noise, rel=0.1)

@@ -413,7 +413,7 @@ def test_another_environment_is_not_normalised_and_another_action_box_is_told(ru
     assert "are angle[1], speed[1], those of" in said
     console = Console(record=True, width=160)
     summarize(run, rows, console)
-    assert "nothing is normalized" in console.export_text()
+    assert "nothing is normalised" in console.export_text()
 
 
 def test_a_damaged_table_is_told(run):

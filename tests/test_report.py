@@ -130,7 +130,7 @@ def test_the_scores_are_those_of_the_runs_and_the_kinds_have_columns_of_their_ow
     head = next(row for row in rows if "members" in row)
     assert head == ["dataset", "algorithm", "setting", "members", "last", "selected", "best in hindsight", "data", "BC",
                     "last", "best"]  # fmt: skip
-    assert rows[rows.index(head) - 1][-4:] == ["", "ours, of the checkpoint", "beside", "published"]
+    assert rows[rows.index(head) - 1][-4:] == ["", "our scores, by checkpoint", "for comparison", "published"]
     table = {(row[0], row[1], row[2]): row[3:] for row in rows if len(row) == len(head)}
     iql = table["builtin:hopper/medium", "iql", "expectile=0.7"]
     # returns 100, 120, 110 at the best checkpoint, three quarters of it at the last; of 200; t(2) sd / sqrt 3
@@ -250,8 +250,8 @@ def test_what_does_not_compare_is_split_and_told(tmp_path):
             make_run(tmp_path / f"{name}-{fingerprint}", each(score, score), name, fingerprint=fingerprint)
     found = report.make([tmp_path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "these do not compare" in found["messages"][0]
-    assert "these do not compare" in page
+    assert "these are not comparable" in found["messages"][0]
+    assert "these are not comparable" in page
     last = [row["estimate"] for row in found["scores"] if row["kind"] == "last" and row["algorithm"] == "bc"]
     assert last == [37.5, 7.5]
 

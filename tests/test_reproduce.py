@@ -125,10 +125,10 @@ def test_a_table_is_downloaded_trained_scored_and_set_beside_the_published_numbe
     whole = oracle.read_text()
     oracle.write_text("".join(whole.splitlines(keepends=True)[:-1]))
     _, out, err = command("tiny")
-    assert "2 runs of 2 member(s), 2 to do" in out
+    assert "2 runs of 2 member(s), 2 of them to train or score" in out
     assert oracle.read_text() == whole
     _, out, err = command("tiny")
-    assert "2 runs of 2 member(s), 1 to do" in out
+    assert "2 runs of 2 member(s), 1 of them to train or score" in out
     assert "offrl.train" not in out
     assert served.asked == [None]
 
@@ -147,7 +147,7 @@ def test_finished_runs_are_kept_and_only_the_rest_is_run(command, no_training, m
         make_run(folder / f"{name}-2seeds", returns, name, MEDIUM, finished=finished, identity=same)
     status, out, _ = command("tiny", "datasets=" + MEDIUM)
     assert status == 0
-    assert "3 runs of 2 member(s), 2 to do" in out
+    assert "3 runs of 2 member(s), 2 of them to train or score" in out
     assert [arguments[0] for arguments in no_training] == ["algo=iql", "algo=td3_bc"]
     assert no_training[0][1:4] == ["dataset=" + MEDIUM, "seeds=2", "protocol=smoke"]
     table = pd.read_csv("runs/reproduce/tiny-smoke/comparison.csv", keep_default_na=False)
@@ -183,8 +183,8 @@ def test_a_table_without_any_of_its_data_says_so_once_and_fails(command, served,
     assert status == 2
     assert [line.partition(": no data")[0] for line in out.splitlines()[1:]] == [MEDIUM, REPLAY]  # and no table
     assert err.splitlines() == [
-        "error: tiny: nothing was reproduced, none of its 2 runs has a score: 2 of 2 datasets could not be had (named "
-        f"above); go online, or put their files into {d4rl.cached_path('').parent}, and run this again"
+        "error: tiny: nothing was reproduced, none of its 2 runs has a score: 2 of 2 datasets could not be loaded "
+        f"(named above); go online, or put their files into {d4rl.cached_path('').parent}, and run this again"
     ]
     folder = Path("runs/reproduce/tiny-smoke")
     assert [file.name for file in folder.iterdir()] == ["comparison.csv"]
@@ -228,7 +228,7 @@ def test_a_dry_run_prints_what_would_be_run(command, no_training, monkeypatch):
         (["tiny", "tiny"], "table 'tiny tiny': give one of"),
         (["tiny", "datasets=d4rl:hopper-medium-v0"], "not in tiny; did you mean d4rl:hopper-medium-v2"),
         (["tiny", "algorithms=bcc"], "algo=bcc: unknown algorithm; did you mean bc"),
-        (["tiny", "algorithms=bc,bc"], "bc stands there twice"),
+        (["tiny", "algorithms=bc,bc"], "bc is named twice"),
         (["tiny", "protocol=quik"], "protocol=quik: unknown; did you mean quick"),
         (["tiny", "seeds=none"], "seeds=none: must be a whole number"),
         (["tiny", "dry_run=yes"], "dry_run=yes: must be true or false"),
@@ -300,7 +300,7 @@ def test_split_groups_have_rows_of_their_own(compared):
     assert rows[0][2].startswith("51.0 ± 12.7 (")
     page = published_table.as_markdown(plan, comparison, scores.groups(table)[1])
     assert f"- {MEDIUM}: iql: no data: none" in page
-    assert "these do not compare" in page
+    assert "these are not comparable" in page
 
 
 def test_where_we_disagree_is_marked_by_the_nearer_end(compared, monkeypatch):

@@ -91,7 +91,7 @@ def test_what_is_missing_has_a_reason_and_no_number(tmp_path):
         "2 of 3 checkpoints are not scored: checkpoints=all scores them",
     ]
     assert all("not scored: python -m offrl.evaluate" in reason for reason in reasons(unscored))
-    assert all("training stands at step 10" in reason for reason in reasons(running))
+    assert all("training is not finished (step 10)" in reason for reason in reasons(running))
     assert all("no environment to score it in" in reason for reason in reasons(nowhere))
     assert reasons(broken)[0] == "in 1 of 2 episodes an action was not finite"
     assert by_kind(scores.scores([broken]), "step")[2] == 20  # and not the one whose only whole episode is the best

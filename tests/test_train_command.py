@@ -427,7 +427,9 @@ def test_a_finished_run_that_lost_its_last_checkpoint_is_trained_to_its_end_agai
     short = Run.open(tmp_path / "short")
     assert short.info["finished"]
     assert not short.complete
-    assert set(scores.scores([short])["reason"]) == {"training stands at step 40; the same command goes on with it"}
+    assert set(scores.scores([short])["reason"]) == {
+        "training is not finished (step 40); the same command continues it"
+    }
     assert_same(run(run_dir="short"), whole)
     assert short.complete
 

@@ -1,1 +1,1 @@
-"""What scores mean: normalisation, statistics, reproducing and comparing published tables."""
+"""What scores mean: tidy tables of scores, comparisons of algorithms, published tables reproduced."""

@@ -15,7 +15,7 @@ from offrl.protocol import scores
 
 COLUMNS = ["against", "datasets", "difference", "wins", "probability", "low", "high", "p", "p_holm", "test", "reason"]
 FEW = 6
-"""Datasets below which the p-value is of the members within each dataset, and not of the datasets."""
+"""With fewer datasets than this the p-value is from permuting members within datasets, not from the datasets."""
 
 
 class Sample(NamedTuple):

@@ -2,13 +2,13 @@
 
 Of the episodes that the run's protocol held out of all training (`protocol.validation_fraction`), for each member:
 
-- one step: the elites' mixture's negative log-likelihood per dimension, beside that of one Gaussian fitted to the
-  training data's changes; the share of the truth inside its central 50 and 90 % intervals; the error of the mean;
-- open loop: the elites' mean trajectories under the data's own actions, from states spread over the episodes, after 1,
-  5, 10 and 25 steps, in standard deviations of each observation, beside standing still;
+- one step: the negative log-likelihood per dimension of the elites' mixture and, as a baseline, of one Gaussian
+  fitted to the training data's changes; coverage of the mixture's central 50 and 90 % intervals; error of its mean;
+- open loop: error of the elites' mean trajectories under the logged actions, from states spread over the episodes,
+  after 1, 5, 10 and 25 steps, in standard deviations of each observation; the baseline predicts no change;
 - terminations: precision and recall of "terminates", predicted for the true step and for the predicted one.
 
-Nothing but the dataset and the checkpoint is opened.
+Only the dataset and the checkpoint are opened, no environment.
 """
 
 from __future__ import annotations
@@ -57,21 +57,23 @@ def ensemble_of(run: Run, member: int, step: int | None = None) -> tuple[int, En
 
 
 def split(run: Run) -> tuple[Dataset, Dataset]:
-    """What the run was trained on and what it was not, as it saw them.
+    """The episodes that the run was trained on and those held out, preprocessed as for its training.
 
     Raises:
-        UserError: the protocol held nothing out.
+        UserError: the protocol held no episode out.
     """
     dataset = load_dataset(run)
     held_out = held_out_episodes(run, dataset)
     if not held_out.any():
-        raise UserError(f"{run.path}: protocol.validation_fraction=0 held no episode out; nothing is unseen")
+        raise UserError(
+            f"{run.path}: protocol.validation_fraction=0 held no episode out, and the report needs some; train with 0.1"
+        )
     dataset = apply_transforms(dataset, run.info["dataset"]["transforms"])
     return dataset.select_episodes(np.flatnonzero(~held_out)), dataset.select_episodes(np.flatnonzero(held_out))
 
 
 def quantiles(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> dict[str, jax.Array]:
-    """Of the elites' mixture at the truth: log-density and distribution function [n, dim + 1], error of its mean."""
+    """The elites' mixture at the true step: log-density and distribution function [n, dim + 1], error of its mean."""
     mean, log_var = (part[ensemble.elites] for part in dynamics.predict(ensemble, *batch[:2], config))
     truth = dynamics.targets_of(batch)
     each = gaussian_log_prob(mean[..., None], 0.5 * log_var[..., None], truth[..., None])
@@ -86,7 +88,8 @@ def quantiles(ensemble: Ensemble, batch: Steps, config: DynamicsConfig) -> dict[
 
 
 def open_loop(ensemble: Ensemble, start: jax.Array, actions: jax.Array, config: DynamicsConfig) -> jax.Array:
-    """Observations [horizon, elites, n, dim] that the elites' means come to from `start` by actions [horizon, n, _]."""
+    """Open-loop rollouts of the elites' means from `start` [n, dim] under actions [horizon, n, _]: observations
+    [horizon, elites, n, dim]."""
     network = dynamics.dynamics_network(config, start.shape[-1])
     params = jax.tree.map(lambda leaf: leaf[ensemble.elites], ensemble.params["dynamics"])
 
@@ -105,7 +108,8 @@ def open_loop(ensemble: Ensemble, start: jax.Array, actions: jax.Array, config: 
 def one_step_numbers(
     ensemble: Ensemble, config: DynamicsConfig, train: Dataset, held_out: Dataset
 ) -> tuple[list[tuple[str, str, Any, float]], np.ndarray]:
-    """(part, quantity, horizon, value) of one step and of terminations; how central observations were, 0 to 1."""
+    """(part, quantity, horizon, value) of one step and of terminations; and how far from the median of its
+    prediction each observation lies, 0 (there) to 1 (in the tails) [rows, dim]."""
     rows, program = steps_of(held_out), jax.jit(quantiles)
     parts = []
     for first in range(0, len(rows.rewards), ROWS_AT_ONCE):
@@ -118,7 +122,7 @@ def one_step_numbers(
     numbers: list[tuple[str, str, Any, float]] = [
         ("one step", "rows", "", len(rows.rewards)),
         ("one step", "negative log-likelihood per dimension", "", -found["log_density"].mean()),
-        ("one step", "the same of one Gaussian for all", "", marginal.mean()),
+        ("one step", "the same of a single Gaussian (baseline)", "", marginal.mean()),
         ("one step", "error of observations / std of their change", "", _rms((found["error"] / std)[:, :-1])),
         ("one step", "error of rewards / their std", "", _rms((found["error"] / std)[:, -1])),
     ]
@@ -143,7 +147,7 @@ def one_step_numbers(
 def open_loop_numbers(
     ensemble: Ensemble, config: DynamicsConfig, train: Dataset, held_out: Dataset
 ) -> tuple[list[tuple[str, str, Any, float]], np.ndarray]:
-    """(part, quantity, horizon, value), and the error at every horizon: [of the elites, of standing still]."""
+    """(part, quantity, horizon, value), and the error at every horizon: [of the elites, of predicting no change]."""
     horizons = [h for h in HORIZONS if h < held_out.lengths.max()]
     if not horizons:
         return [], np.empty((0, 2))
@@ -167,7 +171,7 @@ def open_loop_numbers(
     numbers: list[tuple[str, str, Any, float]] = [("open loop", "trajectories", "", len(chosen))]
     for h in horizons:
         numbers.append(("open loop", "error / std of observations", h, errors[h - 1, 0]))
-        numbers.append(("open loop", "the same of standing still", h, errors[h - 1, 1]))
+        numbers.append(("open loop", "the same of predicting no change (baseline)", h, errors[h - 1, 1]))
     return numbers, errors
 
 
@@ -184,16 +188,16 @@ class DynamicsReport(NamedTuple):
     table: pd.DataFrame
     """One row per number: the columns of COLUMNS."""
     curves: list[tuple[int, np.ndarray, np.ndarray]]
-    """Of each member: number; how central observations were, 0 to 1 [rows, dim]; error by horizon [horizon, 2]."""
+    """Of each member: its number, and the two arrays of `one_step_numbers` and `open_loop_numbers`."""
     episodes: int
-    """How many had never been seen."""
+    """How many were held out."""
 
 
 def measure(run: Run, step: int | None = None) -> DynamicsReport:
     """Every number of the report, of each member at a checkpoint, by default its last healthy one.
 
     Raises:
-        UserError: no such checkpoint, no dynamics in it, or no episode that it has not seen.
+        UserError: no such checkpoint, no dynamics in it, or no held-out episode.
     """
     ensembles = [ensemble_of(run, member, step) for member in range(len(run.members))]
     train, held_out = split(run)

@@ -1,12 +1,12 @@
 """*Assisted*: do a run's penalties know where its model is wrong?
 
-Steps the run's environment with the deployed policy and compares every penalty of `learning.models` at the states and
-actions it visits with the model's true error there; and, for contrast, on the data's unseen episodes, where penalties
-are usually tuned. For study only: nothing that chooses a policy may see it.
+The deployed policy plays episodes in the run's environment; at the states and actions that it visits, every penalty of
+`learning.models` is compared with the model's true error. For contrast the same is done on held-out episodes of the
+data, where penalties are usually tuned. For study only: nothing that chooses a policy may read it.
 
 The error of a step is the distance between the elites' mean next observation and the true one, and the negative
-log-likelihood of the elites' mixture there. Given are rank correlations (Spearman), with a standard error by drawing
-episodes anew.
+log-likelihood of the elites' mixture there. The result is rank correlations (Spearman) with bootstrap standard errors
+over episodes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def measure(
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray) -> tuple[float, float]:
-    """Spearman's, and its standard error by drawing episodes anew (the ranks stay); nan for one episode."""
+    """Spearman's, and its bootstrap standard error over episodes, with ranks kept; nan for a single episode."""
     ranks = np.stack([rankdata(x), rankdata(y)]) / len(x)
     a, b = ranks - ranks.mean(1, keepdims=True)
     moments = np.stack([np.ones_like(a), a, b, a * a, b * b, a * b])
@@ -128,7 +128,7 @@ def study(run: Run, episodes: int, step: int | None, warn: Callable[[str], None]
     """Rank correlations of every penalty with every error, of each member: the columns of COLUMNS.
 
     Raises:
-        UserError: no such checkpoint, no dynamics in it, no environment, or no unseen episode.
+        UserError: no such checkpoint, no dynamics in it, no environment, or no held-out episode.
     """
     rows = []
     program = jax.jit(measure)
@@ -137,7 +137,7 @@ def study(run: Run, episodes: int, step: int | None, warn: Callable[[str], None]
         at, ensemble = ensemble_of(run, member, step)
         _, held_out = split(run)
         unseen = Visited(steps_of(held_out), held_out.episode_of_step[held_out.dynamics_rows])
-        places = {"visited by the policy": visit(run, member, at, episodes, warn), "unseen data": unseen}
+        places = {"visited by the policy": visit(run, member, at, episodes, warn), "held-out data": unseen}
         for place, (batch, of_episode) in places.items():
             parts = []
             for first in range(0, len(of_episode), ROWS_AT_ONCE):

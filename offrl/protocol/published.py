@@ -1,4 +1,4 @@
-"""Our scores of a table's runs beside the published ones of the same kind."""
+"""Our scores of a table's runs, compared with published scores of the same kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = (np.nan, np.nan, 0)
 
 
 def collect(plan: Plan, reasons: dict[tuple[str, str], str]) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
-    """(tidy scores, beside the published ones, messages about what does not compare) of the table's runs."""
+    """(tidy scores, compared with the published ones, messages about what is not comparable) of the table's runs."""
     runs = [run for run in (plan.run(*cell) for cell in plan.cells()) if run is not None]
     folders = dict.fromkeys(run.path.parent / "selection" for run in runs)
     table = scores.scores(runs, [folder for folder in folders if folder.is_dir()]) if runs else pd.DataFrame()
@@ -28,7 +28,7 @@ def collect(plan: Plan, reasons: dict[tuple[str, str], str]) -> tuple[pd.DataFra
 
 
 def beside_published(plan: Plan, table: pd.DataFrame, reasons: dict[tuple[str, str], str]) -> pd.DataFrame:
-    """One row per dataset, algorithm, setting and kind of score: ours with its interval, beside the published numbers.
+    """One row per dataset, algorithm, setting and kind of score: ours with its interval, and the published range.
 
     Columns: dataset, row (the dataset and what tells it from others of that name that do not compare), algorithm,
     setting, kind, ours, low, high, method, members, data, published_low, published_high (over the sources that report

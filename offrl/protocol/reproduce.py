@@ -1,7 +1,8 @@
-"""Run a named table: what it consists of, what of it is there, and training and scoring the rest.
+"""Run a named table: what it consists of, which of its runs exist, and training and scoring the others.
 
 A table (configs/tables/NAME.yaml) is every algorithm on every dataset with so many seeds, with the settings published
-for each dataset. Runs that exist are gone on with or kept; what cannot be run is an empty cell with its reason.
+for each dataset. Finished runs are kept and unfinished ones continued; what cannot be run is an empty cell with its
+reason.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from offrl.runs.run import Run
 
 OPTIONS = {
     "protocol": "smoke, quick, standard or paper, instead of the table's own: quick for small machines",
-    "datasets": "only these, with commas",
-    "algorithms": "these instead of the table's, with commas; names or .py files",
-    "seeds": "members of each run",
+    "datasets": "only these, separated by commas",
+    "algorithms": "these instead of the table's, separated by commas; names or .py files",
+    "seeds": "members of each run: policies trained together, one for each seed",
     "runs": "folder of all runs; default: runs",
-    "launcher": "a Hydra launcher (joblib, ray, submitit_slurm, ...), given all algorithms of a dataset at once",
-    "dry_run": "true prints the commands and runs nothing",
+    "launcher": "a Hydra launcher (joblib, ray, submitit_slurm, ...), for all algorithms of a dataset in parallel",
+    "dry_run": "true: print the commands and run nothing",
 }
 
 
@@ -74,7 +75,7 @@ class Plan(NamedTuple):
         return None if found is None or self.obstacle(dataset, algorithm) else found
 
     def obstacle(self, dataset: str, algorithm: str) -> str:
-        """What is wrong with a run that lies in the cell's folder without being the cell's: of other settings, say."""
+        """Why the run in the cell's folder is not the cell's, if it is not: it has other settings, say."""
         found = self._found(dataset, algorithm)
         if found is None:
             return ""
@@ -138,7 +139,7 @@ def make_plan(
         algorithms = options["algorithms"].split(",") if "algorithms" in options else table["algorithms"]
     names = [offrl.algorithm.load(algorithm).name for algorithm in algorithms]
     if twice := sorted({each for each in names if names.count(each) > 1}):
-        raise UserError(f"algorithms={','.join(algorithms)}: {', '.join(twice)} stands there twice; rename a file")
+        raise UserError(f"algorithms={','.join(algorithms)}: {', '.join(twice)} is named twice; rename a file")
     datasets = options["datasets"].split(",") if "datasets" in options else table["datasets"]
     for dataset in datasets:
         if dataset not in table["datasets"]:
@@ -153,7 +154,7 @@ def make_plan(
 def run_missing(
     plan: Plan, launcher: str | None, say: Callable[[str, str], None], output: IO[str] | None = None
 ) -> dict[tuple[str, str], str]:
-    """Train and score what is not there; (dataset, algorithm) -> the reason why it could not be.
+    """Train and score what is missing; (dataset, algorithm) -> the reason why it could not be.
 
     Args:
         say: called with a line and its kind: heading, warning, command, or nothing.
@@ -163,7 +164,10 @@ def run_missing(
     for (dataset, algorithm), obstacle in reasons.items():
         say(f"{dataset}, {algorithm}: {obstacle}", "warning")
     missing = [cell for cell in plan.cells() if cell not in reasons and not plan.finished(*cell)]
-    say(f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} to do", "heading")
+    say(
+        f"{plan.name}: {len(plan.cells())} runs of {plan.seeds} member(s), {len(missing)} of them to train or score",
+        "heading",
+    )
     seconds: list[float] = []
     for dataset in plan.datasets:
         todo = [algorithm for d, algorithm in missing if d == dataset]
@@ -198,7 +202,7 @@ def run_missing(
 
 
 def _batches(plan: Plan, algorithms: list[str], launcher: str | None) -> list[list[str]]:
-    """What one command trains: with a launcher all named algorithms without settings of their own, side by side."""
+    """What one command trains: with a launcher, all named algorithms without settings of their own, in parallel."""
     named = [name for name in algorithms if not name.endswith(".py") and name not in plan.settings]
     if not launcher or not named:
         return [[algorithm] for algorithm in algorithms]

@@ -1,8 +1,8 @@
-"""What runs have achieved, as tidy scores, beside what was published; nothing that does not compare is averaged.
+"""The scores of runs as a tidy table, and published scores; what is not comparable is never averaged.
 
 A member of a run has up to three scores: of its *last* checkpoint; of the one *selected* from the data alone (where
 `offrl.select` has been run on it); and of the *best in hindsight*, the best mean return of all its checkpoints, which
-nobody can have without asking the simulator, and whose maximum over noisy means is too high besides.
+nobody can know without the simulator, and which, as a maximum over noisy means, is biased upwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAME = [
     "reference_random",
     "reference_expert",
 ]
-"""Scores that differ in any of these stand in different rows of a table, never in one mean."""
+"""Scores that differ in any of these are in different rows of a table, never in one mean."""
 TITLES = {"last": "last checkpoint", "selected": "selected from the data alone", "best": "best in hindsight"}
 
 
@@ -150,7 +150,7 @@ def _run_scores(run: Run, chosen: dict[tuple[Path, int], Selected]) -> list[dict
     evaluate = f"python -m offrl.evaluate {run.path}"
     unusable = ""  # for all kinds of score
     if not run.complete:
-        unusable = f"training stands at step {(run.checkpoints() or [0])[-1]}; the same command goes on with it"
+        unusable = f"training is not finished (step {(run.checkpoints() or [0])[-1]}); the same command continues it"
     elif not env:
         unusable = f"no environment to score it in: {evaluate} env=ID"
     elif table.empty:
@@ -266,7 +266,7 @@ def groups(table: pd.DataFrame) -> tuple[list[pd.DataFrame], list[str]]:
         if differing:
             values = {c: ", ".join(map(str, same_name[c].unique())) for c in differing}
             described = "; ".join(f"{name} {value}" for name, value in values.items())
-            messages.append(f"{dataset}: these do not compare and stand in rows of their own: {described}")
+            messages.append(f"{dataset}: these are not comparable and have rows of their own: {described}")
     return parts, messages
 
 

@@ -1,1 +1,1 @@
-"""Everything that draws: the HTML page, its sections, pictures, console tables."""
+"""Everything that is shown: tables and progress on the terminal, pictures, the HTML page and its sections."""

@@ -37,7 +37,7 @@ class Selected(NamedTuple):
 
 
 class Material(NamedTuple):
-    """All that the page is made of."""
+    """Everything the page shows."""
 
     runs: list[Run]
     table: pd.DataFrame
@@ -63,7 +63,7 @@ class Material(NamedTuple):
         return 1 if normalised(part) else digits_of([*part["score"], *part["data"]])
 
     def label(self, place: int) -> Cell:
-        """The name of a part; where others have another unit, with its own below."""
+        """The name of a part, with its unit below where others have another one."""
         several = len({self.unit(part) for part in self.parts}) > 1
         return Cell(self.labels[place], note=self.unit(self.parts[place]) if several else "")
 
@@ -163,8 +163,8 @@ def half_width(row: pd.Series) -> float:
 
 
 def common(material: Material) -> tuple[list[int], dict[str, list[np.ndarray]]]:
-    """Places of parts with normalised scores, and the last scores of every name that has some on all of them: the
-    parts for which (names, of which at least two where there are) x (parts) is largest."""
+    """The parts and names to aggregate over: places of parts with normalised scores, and the last scores of every name
+    that has some on all of them. Chosen so that names x parts is largest, with two names or more if possible."""
     values: dict[str, dict[int, np.ndarray]] = {}
     for place, part in enumerate(material.parts):
         if normalised(part):

@@ -16,7 +16,7 @@ from offrl.reporting.canvas import picture, short
 
 
 def draw(table: pd.DataFrame, algorithms: list[str], comparison: pd.DataFrame, file: Path) -> None:
-    """Performance profiles of all, and the probabilities of improvement of the new one."""
+    """Performance profiles of all algorithms, and the probability of improvement of the new one over each other."""
     with picture(file, 11, 4.2) as figure:
         _draw(figure, table, algorithms, comparison)
 
@@ -36,9 +36,9 @@ def _draw(figure: Figure, table: pd.DataFrame, algorithms: list[str], comparison
             profile.plot(thresholds, share, color=f"C{i}", label=short(name), linewidth=2 if i == 0 else 1.2)
             profile.fill_between(thresholds, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
         profile.legend(frameon=False, fontsize=8)
-    profile.set_title(f"{len(common)} datasets on which all have a score", fontsize=10)
+    profile.set_title(f"datasets on which all have a score: {len(common)}", fontsize=10)
     profile.set_xlabel("score of the last checkpoint")
-    profile.set_ylabel("share of runs above it")
+    profile.set_ylabel("share of runs above the score")
     known = comparison.dropna(subset="probability")
     bars.axvline(0.5, color="#666666", linewidth=1, linestyle=":")
     for place, (_, row) in enumerate(known.iterrows()):
@@ -46,7 +46,7 @@ def _draw(figure: Figure, table: pd.DataFrame, algorithms: list[str], comparison
             bars.plot([row["low"], row["high"]], [place, place], color="#1f5fa8")
         bars.plot(row["probability"], place, "o", color="#1f5fa8")
     bars.set_yticks(range(len(known)), known["against"].map(short))
-    bars.invert_yaxis()
+    bars.set_ylim(len(known) - 0.4, -0.6)
     bars.set_xlim(-0.02, 1.02)
     bars.set_title(f"P({short(algorithms[0])} above)", fontsize=10)
     for axes in (profile, bars):
@@ -54,7 +54,7 @@ def _draw(figure: Figure, table: pd.DataFrame, algorithms: list[str], comparison
 
 
 def show(new: str, comparison: pd.DataFrame, console: Console) -> None:
-    table = Table(title=f"{new} against the zoo, last checkpoints", title_justify="left", box=None)
+    table = Table(title=f"{new} against others, scores of last checkpoints", title_justify="left", box=None)
     for name in ("against", "datasets", "difference", f"P({new} above)", "p (Holm)", "test"):
         table.add_column(name, justify="left" if name in ("against", "test") else "right")
     for _, row in comparison.iterrows():

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.theme import Theme
 
 WIDTH = 150
-"""Letters of a line where there is no terminal (a pipe, a file): wide enough for the tables."""
+"""Characters per line where there is no terminal (a pipe, a file): wide enough for the tables."""
 
 
 THEME = Theme({"heading": "bold", "warning": "yellow", "command": "dim"})

@@ -1,4 +1,4 @@
-"""What is known of a run's dynamics ensemble and of its penalties: files, pictures, tables on the terminal."""
+"""How good a run's learned model and its penalties are: files, pictures, tables on the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report(run_path: str | Path, step: int | None = None, console: Console | Non
     The picture has the coverage of all central intervals, and the open-loop error at every horizon.
 
     Raises:
-        UserError: no such run or checkpoint, no dynamics in it, or no episode that it has not seen.
+        UserError: no such run or checkpoint, no dynamics in it, or no held-out episode.
     """
     run, console = Run.open(run_path), console or terminal()
     measured = dynamics_report.measure(run, step)
@@ -32,7 +32,7 @@ def report(run_path: str | Path, step: int | None = None, console: Console | Non
     write_whole(folder / "report.csv", measured.table.to_csv(index=False))
     draw(run, measured.curves, folder / "report.png")
     printed = Table(
-        "part", "quantity", "after steps", title=f"{run.path}: {measured.episodes} unseen episodes", box=None
+        "part", "quantity", "after steps", title=f"{run.path}: {measured.episodes} held-out episodes", box=None
     )
     for member in range(len(run.members)):
         printed.add_column(f"member {member}", justify="right")
@@ -59,14 +59,20 @@ def _draw(figure: Figure, run: Run, curves: list[tuple[int, np.ndarray, np.ndarr
         error.plot(1 + np.arange(len(errors)), errors[:, 0], label=f"member {member}")
     if len(curves[0][2]):
         error.plot(
-            1 + np.arange(len(curves[0][2])), curves[0][2][:, 1], color="#999999", linestyle=":", label="standing still"
+            1 + np.arange(len(curves[0][2])),
+            curves[0][2][:, 1],
+            color="#999999",
+            linestyle=":",
+            label="predicting no change",
         )
     coverage.set(xlabel="central interval of the mixture", ylabel="share of true observations inside")
     error.set(xlabel="steps, open loop", ylabel="error / std of observations", ylim=(0, None))
     for axes in (coverage, error):
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{run.algorithm.name}'s dynamics on unseen episodes of {run.info['dataset']['name']}", fontsize=10)
+    figure.suptitle(
+        f"{run.algorithm.name}'s dynamics on held-out episodes of {run.info['dataset']['name']}", fontsize=10
+    )
 
 
 def study(
@@ -75,7 +81,7 @@ def study(
     """Measure, write RUN/assisted/penalty_study.csv, print a table.
 
     Raises:
-        UserError: no such run or checkpoint, no dynamics in it, no environment, or no unseen episode.
+        UserError: no such run or checkpoint, no dynamics in it, no environment, or no held-out episode.
     """
     run, console = Run.open(run_path), console or terminal()
     table = penalty_study.study(run, episodes, step, console.print)

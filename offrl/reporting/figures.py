@@ -34,7 +34,7 @@ def draw_run(info: dict[str, Any], rows: pd.DataFrame, reference: Reference | No
 def _draw(figure: Figure, info: dict[str, Any], rows: pd.DataFrame, reference: Reference | None) -> None:
     dataset = info["dataset"]
     column = "normalized_score" if reference else "return"
-    unit = "normalized score" if reference else "return"
+    unit = "normalised score" if reference else "return"
 
     def scaled(value: float) -> float:
         return reference.normalise(value) if reference else value

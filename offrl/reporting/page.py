@@ -64,7 +64,7 @@ def decimal(value: float, digits: int = 1) -> str:
 
 
 def digits_of(values: Iterable[float]) -> int:
-    """How many decimals show three digits of the largest of these numbers; from 10 to 1000 one all the same."""
+    """How many decimals show three digits of the largest of these numbers; one decimal from 10 to 1000."""
     size = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not 0 < size < 10:
         return int(size < 1000)

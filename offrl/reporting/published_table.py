@@ -1,4 +1,4 @@
-"""A table's scores beside the published ones: on the terminal, as Markdown and as a picture."""
+"""A table's scores and the published ones: on the terminal, as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offrl.reporting.canvas import picture
 from offrl.runs.run import write_whole
 
 MOST_ACROSS = 10
-"""Algorithms that a table has room for side by side."""
+"""Columns of algorithms that fit on a page."""
 
 
 def cell(row: pd.Series) -> str:
@@ -65,7 +65,7 @@ def as_markdown(plan: Plan, comparison: pd.DataFrame, messages: Sequence[str]) -
     """The table of each kind of score, with a legend and the reasons of empty cells."""
     legend = (
         f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, protocol `{plan.protocol}`. Ours ± half of the 95 % "
-        "interval over seeds (Student's t: wide for two; over the episodes alone for one), and in brackets the "
+        "interval over seeds (Student's t, wide for two seeds; of one seed, over its episodes), and in brackets the "
         "range of the published scores of the same kind; ≠ where that range lies outside our interval. `data` is the "
         "mean return of the data on the same scale. Sources: `results/published/scores.csv`."
     )
@@ -129,7 +129,7 @@ def _draw(figure: Figure, part: pd.DataFrame, datasets: list[str], lines: int, c
         axes.axvline(rows["data"].iloc[0], color="#666666", linewidth=1, linestyle=":")
         names = [" ".join(filter(None, pair)) for pair in zip(rows["algorithm"], rows["setting"], strict=True)]
         axes.set_yticks(range(len(rows)), names, fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_title(dataset, fontsize=9)
         axes.tick_params(axis="x", labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -158,12 +158,12 @@ def finish(plan: Plan, reasons: dict[tuple[str, str], str], console: Console) ->
 
 
 def nothing_reproduced(plan: Plan, reasons: dict[tuple[str, str], str]) -> str:
-    """One line for all datasets: that no run has a score, and what to do; the reasons of each were printed before."""
+    """One line that says that no run has a score and what to do; the reason of each was printed before."""
     missing = {dataset for (dataset, _), reason in reasons.items() if reason.startswith(NO_DATA)}
     line = f"{plan.name}: nothing was reproduced, none of its {len(plan.cells())} runs has a score"
     if not missing:
         return f"{line}; do what the lines above say and run this again"
-    line += f": {len(missing)} of {len(plan.datasets)} datasets could not be had (named above)"
+    line += f": {len(missing)} of {len(plan.datasets)} datasets could not be loaded (named above)"
     if all(dataset.startswith("d4rl:") for dataset in missing):
         return f"{line}; go online, or put their files into {d4rl.cached_path('').parent}, and run this again"
     return f"{line}; go online, or do what the lines above say, and run this again"

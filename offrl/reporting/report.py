@@ -1,8 +1,8 @@
 """One HTML page about runs, and its pictures.
 
 The page is one file that works from disk and fetches nothing: scores of three kinds that are never mixed, learning
-curves, aggregates, profiles, what selection cost against the best in hindsight, selections with their scoreboards, the
-workflow's verdicts and the data. A section is there where there is something to show.
+curves, aggregates, profiles, the regret of selections, selections with their scoreboards, the workflow's verdicts and
+the data. A section without content is left out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def build(material: Material, save: Save) -> list[Section]:
 
 
 def summary(material: Material) -> tuple[str, Html]:
-    """The title, and what stands at the top: what this is, and the few figures that matter."""
+    """The title and the head of the page: what it is about, and the most important numbers."""
     every = summaries(material)
     last = every[(every["kind"] == "last") & every["estimate"].notna()]
     names = list(dict.fromkeys(part["dataset"].iloc[0] for part in material.parts))

@@ -1,4 +1,4 @@
-"""The scores of one run: printed beside the returns of its data, drawn, and as JSON."""
+"""The scores of one run and the returns of its data: on the terminal, as a picture and as JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from offrl.reporting.figures import draw_run
 from offrl.runs.run import Run
 
 MAX_POLICY_ROWS = 24
-"""Of the printed table; beyond it, means over members alone."""
+"""Of the printed table; if there are more, it has only the means over members."""
 
 
 def summarize(run_path: str | Path, rows: pd.DataFrame, console: Console | None = None) -> Path:
-    """Print the scores of a run beside the returns of its data, and draw them.
+    """Print and draw the scores of a run and the returns of its data.
 
     Args:
         rows: what `evaluate_run` returned. The picture's learning curve has every checkpoint that was ever scored on
@@ -57,7 +57,7 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
     table = Table(title=f"{run.info['algorithm']['name']} on {dataset['name']}", title_justify="left", box=None)
     table.add_column("step", justify="right")
     table.add_column("member")
-    for name in ["return", *(["normalized"] if reference else []), "length", *(["success"] if has_success else [])]:
+    for name in ["return", *(["normalised"] if reference else []), "length", *(["success"] if has_success else [])]:
         table.add_column(name, justify="right")
 
     def add(label: str, score: pd.Series, style: str) -> None:
@@ -88,13 +88,14 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
     data = [f"{name} {_number(returns[key])}" + (f" ({reference.normalise(returns[key]):.1f})" if reference else "")
             for name, key in (("mean", "mean"), ("best", "max"))]  # fmt: skip
     lines = [
-        f"{env}: exactly {episodes} episodes of every policy, reset seeds {first_seed} to {first_seed + episodes - 1}; "
+        f"{env}: every policy played the same {episodes} episodes (reset seeds {first_seed} to "
+        f"{first_seed + episodes - 1}); "
         f"± standard error over episodes"
-        + (f"; sd of the members' {'normalized scores' if reference else 'returns'}" if many else ""),
+        + (f"; sd of the members' {'normalised scores' if reference else 'returns'}" if many else ""),
         f"data: {dataset['episodes']} episodes, return {', '.join(data)}",
-        f"normalized: 0 is {_number(reference.random)} and 100 is {_number(reference.expert)} ({reference.source})"
+        f"normalised: 0 is {_number(reference.random)} and 100 is {_number(reference.expert)} ({reference.source})"
         if reference
-        else "no reference returns are known for this environment and data: nothing is normalized",
+        else "no reference returns are known for this environment and data: nothing is normalised",
     ]
     if run.interacted:
         lines.append(f"not an offline run: its policies have {run.interacted}")
@@ -104,7 +105,7 @@ def print_scores(run: Run, rows: pd.DataFrame, console: Console) -> None:
 
 
 def _number(value: float, like: float | None = None) -> str:
-    """With the decimals that suit a number as large as `like`."""
+    """With as many decimals as a number of the size of `like` needs."""
     size = abs(value if like is None else like)
     return f"{value:,.{0 if size >= 1000 else 1 if size >= 10 else 3}f}"
 

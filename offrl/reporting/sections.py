@@ -33,12 +33,12 @@ from offrl.reporting.pictures import Curve, Save
 from offrl.runs.run import Run
 
 MAX_ACROSS = 12
-"""Algorithms that a table has room for side by side."""
+"""Columns of algorithms that fit on a page."""
 COLUMN_TITLES = {"last": "last", "selected": "selected", "best": "best in hindsight"}
 KIND_HINTS = {
     "last": "the last healthy checkpoint of every member",
     "selected": "the checkpoint that offrl.select ranks first among those of the member, from the data alone",
-    "best": "the checkpoint with the best measured mean: out of reach without the simulator, and too high besides",
+    "best": "the checkpoint with the best measured mean: unknown without the simulator, and biased upwards",
 }
 
 
@@ -60,9 +60,9 @@ def scores_section(material: Material) -> Html:
         Column("algorithm"),
         *([Column("setting")] if with_settings else []),
         Column("members", True, "how many have a score of their last checkpoint"),
-        *(Column(COLUMN_TITLES[kind], True, KIND_HINTS[kind], "ours, of the checkpoint") for kind in kinds),
-        Column("data", True, "the mean return of the data, on the same scale", "beside"),
-        *([Column("BC", True, "last checkpoint of behaviour cloning", "beside")] if has_bc else []),
+        *(Column(COLUMN_TITLES[kind], True, KIND_HINTS[kind], "our scores, by checkpoint") for kind in kinds),
+        Column("data", True, "the mean return of the data, on the same scale", "for comparison"),
+        *([Column("BC", True, "last checkpoint of behaviour cloning", "for comparison")] if has_bc else []),
         *(Column(kind, True, f"range of the published scores of the {kind} checkpoint", "published") for kind in shown),
     ]  # fmt: skip
     rows: list[list[Any]] = []
@@ -89,9 +89,9 @@ def scores_section(material: Material) -> Html:
     text = [
         "Normalised: 0 is a random policy and 100 the reference policy. " if "normalised score" in units else "",
         "Where no references are known, returns. " if "return" in units else "",
-        "± is half of the 95 % interval over members (Student’s t: wide for two; over episodes for a single one). ",
-        "The three kinds of score answer different questions and are never mixed; best in hindsight is out of reach "
-        "without the simulator. " if "best" in kinds else "",
+        "± is half of the 95 % interval over members (Student’s t, wide for two; of a single one, over its episodes). ",
+        "The kinds of score answer different questions and are never mixed; the best in hindsight is unknown without "
+        "the simulator. " if "best" in kinds else "",
         "A published range in red lies outside our interval. " if shown else "",
         "Marked: the highest last score of a dataset." if marked else "",
     ]  # fmt: skip
@@ -105,7 +105,7 @@ def scores_section(material: Material) -> Html:
 
 
 def glance(material: Material, every: pd.DataFrame) -> Html:
-    """The last scores as papers show them, datasets down and algorithms across, where there are several of both."""
+    """The last scores as papers show them, a row per dataset and a column per algorithm, where there are several."""
     names = list(material.colours)
     if len(material.parts) < 2 or not 1 < len(names) <= MAX_ACROSS:
         return Html("")
@@ -126,7 +126,7 @@ def glance(material: Material, every: pd.DataFrame) -> Html:
 
 
 def _ours(row: pd.Series, total: int, digits: int) -> Cell:
-    """A score of ours; where members are missing from it, how many are there and why the others are not."""
+    """A score of ours; where members have none, how many have one and why the others do not."""
     cell = number(row["estimate"], half_width(row), digits, row["reason"])
     if cell.value is None or row["members"] == total:
         return cell
@@ -142,7 +142,7 @@ def _published(ours: pd.Series) -> Cell:
     sure = ours["method"] not in ("episodes", "")
     away = sure and (high < ours["low"] or low > ours["high"])
     off = decimal(ours["estimate"] - np.clip(ours["estimate"], low, high))
-    hint = f"{sources} source{'s' if sources > 1 else ''}; ours is off its nearer end by {off}"
+    hint = f"{sources} source{'s' if sources > 1 else ''}; ours differs from the nearer end by {off}"
     return Cell(text, (low + high) / 2, "", "bad" if away else "", hint)
 
 
@@ -266,8 +266,8 @@ def regret_section(material: Material, save: Save) -> Html:
         Column("regret", True, "best minus selected"), Column("regret of the last", True, "best minus last"),
         Column("selected − last", True, "what selecting gained over taking the last checkpoint"),
     ]  # fmt: skip
-    text = ("Which checkpoint of each member to take, from the data alone, against the best that its simulator knows. "
-            "The best of many noisy means is too high, so the regret is too.")  # fmt: skip
+    text = ("Which checkpoint of each member to take, from the data alone, against the best in hindsight, by "
+            "the simulator. The best of many noisy means is biased upwards, and so is the regret.")  # fmt: skip
     return joined([tag("p", text), grid(figures), table(columns, rows)])
 
 

@@ -1,4 +1,4 @@
-"""A selection: the terminal's page, the picture, and the files."""
+"""A selection: on the terminal, as a picture and in files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from offrl.selection import diagnostics, selectors
 from offrl.selection.decision import Selection
 
 LOW_AGREEMENT = 0.3
-"""Kendall's W below which the disagreement of the diagnostics is itself a warning (selection.md, section 4)."""
+"""Kendall's W below which the disagreement of the diagnostics is itself a warning."""
 SHOWN = 12
 """Rows of the table of candidates."""
 
 
 def report(selection: Selection, console: Console) -> None:
-    """The terminal's page."""
+    """What the terminal shows of a selection."""
     pool = selection.pool
     about = (
         f" of {pool.table['run'].nunique()} runs on {pool.dataset.name}; "
@@ -89,7 +89,7 @@ def _print_decision(selection: Selection, console: Console) -> None:
         console.print(Text.assemble((f"deploy {choice.deploy[0]}", "bold"), ties), soft_wrap=True)
     lines.append(f"  top {len(choice.top)}: {', '.join(choice.top)}; ranked by {'; '.join(choice.notes)}")
     lines.append(
-        f"  {selection.distinct} of {len(selection.pool)} candidates act differently; where some can be evaluated, try "
+        f"  {selection.distinct} of {len(selection.pool)} candidates act differently; if some can be tried, try them "
         f"in this order: {', '.join(selection.to_try) or 'none'}"
     )
     if choice.deploy:
@@ -186,7 +186,7 @@ def _draw(figure: Figure, selection: Selection) -> None:
         bars.invert_yaxis()
         bars.tick_params(axis="y", labelsize=7)
         bars.set_xlim(0, 1)
-        bars.set_title("place of the choice in the other selectors' orders (1: first)", fontsize=9)
+        bars.set_title("rank of the choice by the other selectors (1: first, 0: last)", fontsize=9)
     figure.suptitle(f"selection on {selection.pool.dataset.name}", fontsize=11, x=0.01, ha="left", fontweight="bold")
     for axes in (scatter, bars):
         axes.spines[["top", "right"]].set_visible(False)

@@ -42,7 +42,7 @@ def _selection(material: Material, selected: Selected, place: int, save: Save) -
     best = measured.max()  # nan where nothing was scored
     deploy = (answer.get("deploy") or [None])[0]
     lines = [tag("p", "Deploy ", tag("strong", deploy)) if deploy else tag("p", tag("strong", "Behaviour cloning"), ", "
-             "which the pool has not: train it with ", tag("code", "algo=bc"))]  # fmt: skip
+             "which is not in the pool: train it with ", tag("code", "algo=bc"))]  # fmt: skip
     if answer.get("abstains"):
         lines.append(tag("p", f"The selector abstains and falls back to behaviour cloning: {answer['abstains']}"))
     for row in answer.get("chances") or []:
@@ -113,7 +113,7 @@ def _dissent(selected: Selected, measured: pd.Series, best: float) -> Html:
     answer = selected.answer
     columns = [
         Column("selector"), Column("would choose"), Column("algorithm"), Column("deploys the same"),
-        Column("place of the choice", True, "where the deployed policy stands in this selector’s order"),
+        Column("rank of the choice", True, "place of the deployed policy in this selector’s order"),
         Column("measured", True), Column("regret", True, "best of the pool minus this choice"),
     ]  # fmt: skip
     own = {"selector": answer.get("selector", ""), "would_choose": (answer.get("top") or [""])[0], "agrees": True,
@@ -162,7 +162,7 @@ def _diagnostics(selected: Selected, measured: pd.Series, best: float) -> tuple[
         ])  # fmt: skip
     columns = [
         Column("diagnostic"), Column("better"), Column("applies to", True, "candidates that it has a value for"),
-        Column("median", True), Column("rank correlation", True, "Spearman, with the measured score, right way up"),
+        Column("median", True), Column("rank correlation", True, "Spearman, with the measured score, better first"),
         Column("regret@1", True, "best of the pool minus the candidate that it ranks first"), Column("seconds", True),
     ]  # fmt: skip
     return table(columns, rows) if rows else Html(""), sorted(correlations, key=lambda pair: -pair[1])

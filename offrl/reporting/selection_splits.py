@@ -1,4 +1,4 @@
-"""A selection over several splits of the data: the terminal's page and the files."""
+"""A selection over several splits of the data: on the terminal and in files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_SPLITS = 3
 
 
 def report_configurations(found: Configurations, console: Console) -> None:
-    """The terminal's page of several splits."""
+    """What the terminal shows of several splits."""
     about = f" on {len(found.splits)} splits of {found.dataset}; the last policy of every member counts"
     console.print(Text.assemble((f"{len(found.table)} configurations", "bold"), about))
     table = Table(title=f"by {found.selector}", title_justify="left", box=None)

@@ -233,6 +233,8 @@ def test_the_fingerprint_is_of_the_content_alone():
 def test_a_dataset_is_not_changed_by_accident():
     with pytest.raises(ValueError, match="read-only"):
         make().rewards[0] = 5
+    with pytest.raises(ValueError, match="read-only"):
+        replace(make(), extra={"costs": np.zeros(9)}).extra["costs"][0] = 5
 
 
 def test_importing_the_data_part_imports_neither_jax_nor_environments():

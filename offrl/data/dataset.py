@@ -117,9 +117,8 @@ class Dataset:
         if find(self.transforms, UNIT_BOX) is None and find(self.transforms, ONE_HOT) is None:
             object.__setattr__(self, "transforms", (self.action_transform(), *self.transforms))
         for name in ("observations", "actions", "rewards", "terminations", "truncations", "lengths"):
-            view = getattr(self, name).view()
-            view.flags.writeable = False  # views and fingerprint are cached
-            object.__setattr__(self, name, view)
+            object.__setattr__(self, name, _read_only(getattr(self, name)))
+        object.__setattr__(self, "extra", {key: _read_only(values) for key, values in self.extra.items()})
 
     def action_transform(self, margin: float = 0.0) -> Transform:
         """What the views do to actions; margin: see `unit_box`, nothing for discrete actions."""
@@ -341,6 +340,13 @@ class Dataset:
             steps = starts[: np.searchsorted(-lengths, -(time + 1), side="left")] + time
             result[steps] += discount * result[steps + 1]
         return result
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    """The same array, protected from changes: views and fingerprint are cached."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

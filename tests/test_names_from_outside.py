@@ -17,8 +17,8 @@ from offrl.reporting import (
     comparison,
     data_card,
     dynamics,
-    figures,
     published_table,
+    run_picture,
     run_scores,
     selection,
     selection_benchmark,
@@ -56,7 +56,7 @@ def test_a_run_and_its_scores(tmp_path, shown):
     text = shown()
     assert f"{WRITTEN}onfile:{WRITTEN}.npz" in text
     assert "Hopper[red]" in text
-    figures.draw_run(run.info, returns, Reference(0.0, 200.0, "x"), tmp_path / "run.png")
+    run_picture.draw_run(run.info, returns, Reference(0.0, 200.0, "x"), tmp_path / "run.png")
     assert (tmp_path / "run.png").is_file()
 
 

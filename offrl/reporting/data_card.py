@@ -168,6 +168,8 @@ def _histogram(axes: Any, values: np.ndarray, unit: str) -> None:
     axes.hist(values, bins=np.linspace(low, high, 41), color=FILL)
     axes.set_ylabel(unit)
     axes.yaxis.get_major_locator().set_params(integer=True)
+    if (values == np.round(values)).all():  # lengths, say
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _number(value: float) -> str:

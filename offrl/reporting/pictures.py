@@ -243,6 +243,8 @@ def histogram(values: np.ndarray, label: str) -> Figure:
     bins = np.linspace(low, high, 41) if high > low else np.array([low - 0.5, low + 0.5])
     axes.hist(values, bins=bins.tolist(), color=colour(0), alpha=0.8)
     axes.axvline(values.mean(), color=INK, linewidth=1, linestyle=":")
+    if (values == np.round(values)).all():  # lengths, say
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_xlabel(f"{label} (dotted: mean)")
     axes.set_ylabel("episodes")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))

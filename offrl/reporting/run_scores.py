@@ -15,7 +15,7 @@ from offrl.playing.evaluation import plan_checkpoints
 from offrl.playing.returns import Request, read_returns, run_reference
 from offrl.protocol.run_scores import policy_scores, population_scores
 from offrl.reporting.console import terminal
-from offrl.reporting.figures import draw_run
+from offrl.reporting.run_picture import draw_run
 from offrl.runs.run import Run
 
 MAX_POLICY_ROWS = 24

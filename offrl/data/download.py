@@ -158,7 +158,7 @@ def _copy(response: IO[bytes], file: IO[bytes], url: str, done: int, total: int 
         size = f"{total / 1e6:.1f} MB" if total else "size unknown"
         print(f"downloading {url} ({size}{f', from {done / 1e6:.1f} MB on' if done else ''})", file=sys.stderr)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import offrl.algorithm
+from offrl.algorithm import described
 from offrl.errors import UserError, run_command
 from offrl.learning import contract
 
@@ -25,7 +26,8 @@ def command() -> None:
     if found:
         sys.exit(1)
     phases = ", ".join(phase.name for phase in algorithm.phases(contract.small_config(algorithm)))
-    print(f"{algorithm.name} keeps the contract ({len(algorithm.options())} options; phases: {phases})")
+    spaces = described(algorithm.supports)
+    print(f"{algorithm.name} keeps the contract ({len(algorithm.options())} options; phases: {phases}; with {spaces})")
 
 
 def main() -> None:

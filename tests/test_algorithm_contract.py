@@ -104,8 +104,9 @@ def test_a_file_that_is_not_there_is_refused():
 
 
 def with_cost(name: str):
-    """Programs take long to compile: of the one-phase algorithms a few stand for all in the quick tests."""
-    return pytest.param(name, marks=() if name in ("bc", "iql", "rebrac", "td3_bc") else pytest.mark.slow)
+    """Programs take long to compile: of the one-phase algorithms a few stand for all in the quick tests, bc
+    for those with discrete actions and images."""
+    return pytest.param(name, marks=() if name in ("bc", "rebrac", "td3_bc") else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("name", [with_cost(name) for name in offrl.algorithm.names()])
@@ -147,3 +148,22 @@ def test_a_file_that_breaks_the_contract_is_told_how(tmp_path, old, new, problem
     path.write_text(text.replace(old, new))
     found = offrl.learning.contract.problems(offrl.algorithm.load(str(path)), alone=False)
     assert any(problem in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("supports", "problem"),
+    [
+        ("continuous", None),
+        ("discrete", "policy: act returns discrete actions that are not one-hot"),
+        ("continuous discrete", "with discrete actions: policy: act returns discrete actions that are not one-hot"),
+        ("image", "SUPPORTS names no actions"),
+    ],
+)
+def test_an_algorithm_is_checked_with_all_that_it_supports(tmp_path, supports, problem):
+    text = f"SUPPORTS = {tuple(supports.split())}\n\n\ndef init("
+    path = Path(written(tmp_path / "mine.py", "def init(", text))
+    path.write_text(
+        path.read_text().replace("observations @ state.weights)", "jnp.tanh(observations @ state.weights))")
+    )
+    found = offrl.learning.contract.problems(offrl.algorithm.load(str(path)), alone=False)
+    assert found == [] if problem is None else any(problem in line for line in found), found

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from offrl.algorithm import Algorithm, Spec
+from offrl.algorithm import Algorithm, Spec, described
 from offrl.data.dataset import Dataset
 from offrl.data.preprocessing import preprocess
 from offrl.learning.policies import Policy
 from offrl.learning.population import Population
 
 SPEC = Spec(observation_dim=3, action_dim=2, updates=8)
+IMAGE_SHAPE = (8, 8, 1)
 STRETCH = 2  # updates after which states are saved and compared; each phase makes two such stretches
 SEEDS = (0, 1)
 # batched over members, matrix products round differently; Adam enlarges that, as its first steps depend on the sign of
@@ -28,24 +29,32 @@ SEEDS = (0, 1)
 MEMBER_TOLERANCE = 5e-3
 
 
-def random_dataset(episodes: int = 8, seed: int = 0) -> Dataset:
+def random_dataset(episodes: int = 8, seed: int = 0, spec: Spec = SPEC) -> Dataset:
     """Episodes of random numbers; every second one ends in a terminal state, the others at a time limit."""
     random = np.random.default_rng(seed)
     lengths = random.integers(6, 12, episodes)
     steps, ends = int(lengths.sum()), np.cumsum(lengths) - 1
     terminations, truncations = np.zeros(steps, bool), np.zeros(steps, bool)
     terminations[ends[::2]] = truncations[ends[1::2]] = True
+    low, high = np.full(spec.action_dim, -1, np.float32), np.full(spec.action_dim, 1, np.float32)
+    observations: np.ndarray = random.normal(size=(steps + episodes, spec.observation_dim)).astype(np.float32)
+    actions: np.ndarray = random.uniform(-1, 1, (steps, spec.action_dim)).astype(np.float32)
+    if spec.observation_shape:
+        observations = random.integers(0, 256, (steps + episodes, *spec.observation_shape), dtype=np.uint8)
+    if spec.discrete:
+        low, high = np.zeros(1, np.float32), np.full(1, spec.action_dim - 1, np.float32)
+        actions = random.integers(0, spec.action_dim, (steps, 1), dtype=np.int32)
     return Dataset(
         name="random",
-        observations=random.normal(size=(steps + episodes, SPEC.observation_dim)).astype(np.float32),
-        actions=random.uniform(-1, 1, (steps, SPEC.action_dim)).astype(np.float32),
+        observations=observations,
+        actions=actions,
         rewards=random.normal(size=steps).astype(np.float32),
         terminations=terminations,
         truncations=truncations,
         lengths=lengths,
         final_observation_known=np.ones(episodes, bool),
-        action_low=np.full(SPEC.action_dim, -1, np.float32),
-        action_high=np.full(SPEC.action_dim, 1, np.float32),
+        action_low=low,
+        action_high=high,
     )
 
 
@@ -60,18 +69,39 @@ def small_config(algorithm: Algorithm) -> Any:
     return algorithm.Config(**small)
 
 
+def supported_specs(algorithm: Algorithm) -> list[Spec]:
+    """Of vectors with each kind of actions that the algorithm supports; of images with the last of these."""
+    specs = [
+        SPEC._replace(discrete=kind == "discrete") for kind in ("continuous", "discrete") if kind in algorithm.supports
+    ]
+    if "image" in algorithm.supports and specs:
+        size = int(np.prod(IMAGE_SHAPE))
+        specs.append(specs[-1]._replace(observation_dim=size, observation_shape=IMAGE_SHAPE))
+    return specs
+
+
 def problems(algorithm: Algorithm, alone: bool = True) -> list[str]:
     """What is wrong with it, one line each; once a check fails, later ones are left out.
 
     Args:
-        alone: also compile the program of a single member and compare with it, which takes half of the total time.
+        alone: also compile the program of a single member and compare with it, which takes half of the total time;
+            with the first of the supported spaces.
     """
-    config = small_config(algorithm)
-    dataset = preprocess(random_dataset(), algorithm.preprocessing(config))
-    config = config.replace(**algorithm.from_data(dataset, config))
-    data = algorithm.prepare(dataset, config)
-    found = option_problems(algorithm) or shape_problems(algorithm, config, data)
-    return found or run_problems(algorithm, config, data, alone)
+    found = option_problems(algorithm)
+    if not (specs := supported_specs(algorithm)):
+        found.append("spaces: SUPPORTS names no actions; name continuous, discrete or both")
+    for spec in specs:
+        if found:
+            break
+        config = small_config(algorithm)
+        dataset = preprocess(random_dataset(spec=spec), algorithm.preprocessing(config))
+        config = config.replace(**algorithm.from_data(dataset, config))
+        data = algorithm.prepare(dataset, config)
+        found = shape_problems(algorithm, config, data, spec)
+        found = found or run_problems(algorithm, config, data, spec, alone and spec is specs[0])
+        if spec is not specs[0]:
+            found = [f"with {described(spec.spaces)}: {problem}" for problem in found]
+    return found
 
 
 def option_problems(algorithm: Algorithm) -> list[str]:
@@ -84,14 +114,14 @@ def option_problems(algorithm: Algorithm) -> list[str]:
     return found
 
 
-def shape_problems(algorithm: Algorithm, config: Any, data: Any) -> list[str]:
+def shape_problems(algorithm: Algorithm, config: Any, data: Any, spec: Spec) -> list[str]:
     """Checks what the training loop and checkpoints rely on, by abstract evaluation: nothing is compiled."""
     found = []
     rows = 5
-    observations = jnp.zeros((rows, SPEC.observation_dim))
-    policy = algorithm.policy(config, SPEC)
+    observations = jnp.repeat(spec.observations, rows, 0)
+    policy = algorithm.policy(config, spec)
     key = jax.random.key(0)
-    state = jax.eval_shape(lambda: algorithm.init(key, config, SPEC))
+    state = jax.eval_shape(lambda: algorithm.init(key, config, spec))
     if not hasattr(state, "step"):
         return ["shapes: the state has no field `step`, the number of updates made"]
     for phase in algorithm.phases(config):
@@ -111,8 +141,8 @@ def shape_problems(algorithm: Algorithm, config: Any, data: Any) -> list[str]:
             )
 
     expected = {
-        "act": (rows, SPEC.action_dim),
-        "sample": (rows, SPEC.action_dim),
+        "act": (rows, spec.action_dim),
+        "sample": (rows, spec.action_dim),
         "log_prob": (rows,),
         "value": (rows,),
     }
@@ -150,8 +180,8 @@ def changed(old: Any, new: Any, where: str) -> list[str]:
     ]
 
 
-def run_problems(algorithm: Algorithm, config: Any, data: Any, alone: bool) -> list[str]:
-    together = Population(algorithm, [config] * len(SEEDS), list(SEEDS), SPEC, data, "vmap")
+def run_problems(algorithm: Algorithm, config: Any, data: Any, spec: Spec, alone: bool) -> list[str]:
+    together = Population(algorithm, [config] * len(SEEDS), list(SEEDS), spec, data, "vmap")
     begun = together.save()
     whole, metrics = trained(together)
     end = whole[-1]
@@ -162,7 +192,7 @@ def run_problems(algorithm: Algorithm, config: Any, data: Any, alone: bool) -> l
         if not np.isfinite(value).all()
     ]
     found += [f"finite: {name} is not finite" for name in not_finite(end["states"])]
-    found += acting_problems(algorithm, config, end)
+    found += acting_problems(algorithm, config, end, spec)
     made = len(metrics) * STRETCH
     if (end["states"].step != made).any():
         found.append(f"step: the states count {end['states'].step.tolist()} updates, but {made} were made")
@@ -185,7 +215,7 @@ def run_problems(algorithm: Algorithm, config: Any, data: Any, alone: bool) -> l
     what = "members: in parallel with a different member, a member differs in"
     found += differences(member(end, 1), member(beside, 1), 0.0, what)
     if alone and not found:
-        single = Population(algorithm, [config], [SEEDS[1]], SPEC, data, "map")
+        single = Population(algorithm, [config], [SEEDS[1]], spec, data, "map")
         ours = trained(single)[0][-1]
         what = "members: under vmap, a member differs from the same one trained alone in"
         found += differences(ours, member(end, 1), MEMBER_TOLERANCE, what)
@@ -210,15 +240,20 @@ def trained(population: Population, from_stretch: int = 0) -> tuple[list[Any], l
     return saved, metrics
 
 
-def acting_problems(algorithm: Algorithm, config: Any, saved: Any) -> list[str]:
-    policy = algorithm.policy(config, SPEC)
+def acting_problems(algorithm: Algorithm, config: Any, saved: Any, spec: Spec) -> list[str]:
+    policy = algorithm.policy(config, spec)
     state = jax.tree.map(lambda leaf: leaf[0], saved["states"])
-    observations = 3 * jax.random.normal(jax.random.key(0), (16, SPEC.observation_dim))
+    observations = 3 * jax.random.normal(jax.random.key(0), (16, spec.observation_dim))
+    if spec.observation_shape:
+        observations = jax.random.randint(jax.random.key(0), (16, *spec.observation_shape), 0, 256).astype(jnp.uint8)
 
     found = []
     for name, result in jax.jit(lambda state: used(policy, state, observations))(state).items():
         if not np.isfinite(result).all():
             found.append(f"finite: the policy's {name} is not finite")
+        elif spec.discrete and name in ("act", "sample"):
+            if not (((result == 0) | (result == 1)).all() and (result.sum(-1) == 1).all()):
+                found.append(f"policy: {name} returns discrete actions that are not one-hot")
         elif name in ("act", "sample") and np.abs(result).max() > 1:
             found.append(f"policy: {name} returns actions outside [-1, 1]; clip them, or end in a tanh")
     return found

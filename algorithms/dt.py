@@ -5,6 +5,9 @@ a causal transformer reads them, and the action is predicted from its observatio
 steps of the window, at which there is one. Deployed, the policy is told which return to aim for, `target_return`, and
 subtracts from it every reward that it receives.
 
+Of discrete actions it learns the logits by maximum likelihood, as the authors do on Atari, and takes the likeliest,
+where they sample.
+
 Returns-to-go are undiscounted. The target is part of the configuration, in the units of the (preprocessed) rewards; by
 default it is the largest return of a training episode, which `from_data` fills in and run.json keeps. The authors play
 every policy with two targets per environment, chosen by hand: here there is one, fixed before training, never taken
@@ -26,8 +29,10 @@ from offrl.data.dataset import Dataset
 from offrl.data.transforms import Preprocessing
 from offrl.data.views import EpisodeSteps, Windows, episode_steps, windows_until
 from offrl.errors import UserError
+from offrl.learning.networks import categorical_log_prob, one_hot_mode
 from offrl.learning.policies import Memory, Policy
 
+SUPPORTS = ("continuous", "discrete")
 WEIGHT_STD = 0.02  # of GPT-2, whose blocks these are
 
 
@@ -68,6 +73,7 @@ class State:
     opt: optax.OptState
     target_return: jax.Array
     """The return that the policy aims for, the configuration's."""
+    discrete: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 def from_data(dataset: Dataset, config: Config) -> dict[str, float]:
@@ -102,10 +108,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Windows -> the actions predicted at each of their steps, [windows, context, action_dim] in (-1, 1)."""
+    """Windows -> the actions predicted at each of their steps, [windows, context, action_dim] in (-1, 1), or logits."""
 
     config: Config
     action_dim: int
+    discrete: bool = False
 
     @nn.compact
     def __call__(self, seen: Windows, deterministic: bool = True) -> jax.Array:
@@ -124,7 +131,8 @@ class Transformer(nn.Module):
         for _ in range(config.layers):
             x = Block(config.heads, config.dropout)(x, allowed, deterministic)
         x = nn.LayerNorm()(x).reshape(n, context, 3, config.width)
-        return jnp.tanh(nn.Dense(self.action_dim)(x[:, :, 1]))
+        actions = nn.Dense(self.action_dim)(x[:, :, 1])
+        return actions if self.discrete else jnp.tanh(actions)
 
 
 def optimiser(config: Config, step: jax.Array | int = 0) -> optax.GradientTransformation:
@@ -151,27 +159,28 @@ def empty(n: int, config: Config, spec: Spec) -> Windows:
 
 
 def init(key: jax.Array, config: Config, spec: Spec) -> State:
-    parameters = Transformer(config, spec.action_dim).init(key, empty(1, config, spec))
+    parameters = Transformer(config, spec.action_dim, spec.discrete).init(key, empty(1, config, spec))
     return State(
         step=jnp.zeros((), jnp.int32),
         transformer=parameters,
         opt=optimiser(config).init(parameters),
         target_return=jnp.asarray(config.target_return, jnp.float32),
+        discrete=spec.discrete,
     )
 
 
-def loss(params: Any, key: jax.Array, batch: Windows, config: Config):
-    """Squared error of the action, over the steps that the mask leaves."""
-    transformer = Transformer(config, batch.actions.shape[-1])
+def loss(params: Any, key: jax.Array, batch: Windows, config: Config, discrete: bool = False):
+    """Squared error, or of discrete actions negative log-likelihood, over the steps that the mask leaves."""
+    transformer = Transformer(config, batch.actions.shape[-1], discrete)
     predicted = transformer.apply(params, batch, config.dropout == 0, rngs={"dropout": key})
-    error = ((predicted - batch.actions) ** 2).mean(-1)
+    error = -categorical_log_prob(predicted, batch.actions) if discrete else ((predicted - batch.actions) ** 2).mean(-1)
     value = (error * batch.mask).sum() / batch.mask.sum()
     return value, {"action_loss": value}
 
 
 def update_batch(key: jax.Array, state: State, batch: Windows, config: Config) -> tuple[State, Metrics]:
     """One update from a given batch."""
-    gradients, metrics = jax.grad(loss, has_aux=True)(state.transformer, key, batch, config)
+    gradients, metrics = jax.grad(loss, has_aux=True)(state.transformer, key, batch, config, state.discrete)
     changes, opt = optimiser(config, state.step).update(gradients, state.opt, state.transformer)
     parameters = optax.apply_updates(state.transformer, changes)
     return state.replace(step=state.step + 1, transformer=parameters, opt=opt), metrics
@@ -185,7 +194,7 @@ def update(key: jax.Array, state: State, dataset: EpisodeSteps, config: Config) 
 
 
 def policy(config: Config, spec: Spec) -> Policy:
-    transformer = Transformer(config, spec.action_dim)
+    transformer = Transformer(config, spec.action_dim, spec.discrete)
 
     def start(state: State, n: int) -> tuple[Windows, jax.Array]:
         return empty(n, config, spec), jnp.full(n, state.target_return)  # what has been seen, and the return to go
@@ -198,6 +207,8 @@ def policy(config: Config, spec: Spec) -> Policy:
         )
         seen = jax.tree.map(lambda old, new: jnp.concatenate([old[:, 1:], new[:, None]], 1), seen, now)
         actions = transformer.apply(state.transformer, seen)[:, -1]
+        if spec.discrete:
+            actions = one_hot_mode(actions)
         return actions, (seen._replace(actions=seen.actions.at[:, -1].set(actions)), to_go)
 
     return Policy(

@@ -47,6 +47,30 @@ def test_the_loss_is_the_squared_error_over_unmasked_steps():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_the_loss_of_discrete_actions_is_their_negative_log_likelihood_over_unmasked_steps():
+    spec = SPEC._replace(discrete=True)
+    state, data = dt.init(jax.random.key(0), CONFIG, spec), made()[1]
+    batch = windows(data, jnp.array([0, 1, 9, 30]), CONFIG.context)
+    batch = batch._replace(actions=jax.nn.one_hot(batch.actions.argmax(-1), 2) * batch.mask[..., None])
+    logits = np.asarray(dt.Transformer(CONFIG, 2, True).apply(state.transformer, batch), np.float64)
+    taken, mask = np.asarray(batch.actions).argmax(-1), np.asarray(batch.mask)
+    share = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(share, taken[..., None], -1)[..., 0])[mask].mean()
+    found, _ = dt.loss(state.transformer, jax.random.key(0), batch, CONFIG, state.discrete)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_discrete_action_is_the_likeliest_and_is_what_the_policy_remembers():
+    spec = SPEC._replace(discrete=True)
+    state = dt.init(jax.random.key(0), CONFIG, spec)
+    memory = dt.policy(CONFIG, spec).memory
+    observations = np.random.default_rng(0).normal(size=(3, spec.observation_dim)).astype(np.float32)
+    actions, (seen, _) = memory.act(state, memory.start(state, 3), observations)
+    logits = dt.Transformer(CONFIG, 2, True).apply(state.transformer, seen)[:, -1]
+    np.testing.assert_array_equal(actions, np.eye(2)[np.asarray(logits).argmax(-1)])
+    np.testing.assert_array_equal(seen.actions[:, -1], actions)
+
+
 def test_the_transformer_against_numpy():
     config = CONFIG.replace(layers=1, heads=1)
     params = dt.init(jax.random.key(3), config, SPEC).transformer

@@ -62,15 +62,13 @@ def test_what_was_collected_is_preprocessed_as_the_runs_data_were(tmp_path):
 
 def test_discrete_actions_become_one_hot_vectors(tmp_path):
     run = Run.open(make_run(tmp_path / "run"))
-    with Simulators("tiny_environments:Parts-v0", count=1, workers=1) as simulators:
-        buffer = Buffer.empty(6, simulators.spaces)
-        buffer = collect(
-            run, lambda observations: np.full((len(observations), 1), 2), simulators, np.array([0]), buffer
-        )
-    assert buffer.observations.shape == (6, simulators.spaces.observation_dim)
-    np.testing.assert_array_equal(buffer.actions, np.full((6, 1), 2))
-    np.testing.assert_array_equal(buffer.rewards, [0, 0, 1, 0, 0, 1])  # pays the time modulo 3
-    np.testing.assert_array_equal(buffer.transitions([one_hot(3)]).actions, np.eye(3)[[2] * 6])
+    with Simulators("tiny_environments:Parts-v0", count=2, workers=1) as simulators:
+        buffer = Buffer.empty(12, simulators.spaces)
+        buffer = collect(run, lambda observations: np.full(len(observations), 2), simulators, np.arange(2), buffer)
+    assert buffer.observations.shape == (12, simulators.spaces.observation_dim)
+    np.testing.assert_array_equal(buffer.actions, np.full((12, 1), 2))
+    np.testing.assert_array_equal(buffer.rewards, [0, 0, 0, 0, 1, 1] * 2)  # pays the time modulo 3
+    np.testing.assert_array_equal(buffer.transitions([one_hot(3)]).actions, np.eye(3)[[2] * 12])
 
 
 def test_a_run_that_has_interacted_is_evaluated_and_reported_as_such_and_never_selected(tmp_path):

@@ -68,12 +68,13 @@ def test_cartpole_from_the_data_to_a_policy_that_balances(command, folder):
 
 
 def test_an_algorithm_without_support_says_which_have_it(command, capsys, monkeypatch, folder):
+    monkeypatch.setattr(absl.logging.get_absl_handler().python_handler, "stream", sys.stderr)
     monkeypatch.setattr(sys, "argv", ["offrl.train", "algo=td3_bc", "env=cartpole", "data.steps=4000"])
     with pytest.raises(SystemExit):
         train.main()
     assert capsys.readouterr().err.splitlines()[-1] == (
         "error: algo=td3_bc: supports continuous actions, but builtin:cartpole/medium-expert has discrete actions; "
-        "choose algo=bc|cql|iql"
+        "choose algo=bc|cql|dt|iql"
     )
 
 

@@ -95,7 +95,8 @@ def collect(
     simulators.reset(seeds)
     while (active := simulators.active[:n].copy()).any():
         observations = simulators.observations[:n].copy()
-        actions = np.clip(act(observations), simulators.spaces.action_low, simulators.spaces.action_high)
+        actions = np.asarray(act(observations)).reshape(n, -1)  # discrete ones may lack the axis of one number
+        actions = np.clip(actions, simulators.spaces.action_low, simulators.spaces.action_high)
         simulators.step(actions)
         columns = (observations, actions, simulators.rewards, simulators.observations, simulators.terminations)
         buffer = buffer.add(*(column[:n][active] for column in columns))

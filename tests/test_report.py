@@ -226,6 +226,9 @@ def test_returns_without_references_are_told_from_normalised_scores_and_show_thr
     assert page.count("file:log.npz<small>return</small>") == 3  # of two algorithms, and at a glance
     assert page.count("builtin:hopper/medium<small>normalised score</small>") == 3
     assert "−0.00300" in page
+    assert {(row["dataset"], row["unit"]) for row in found["scores"]} == {
+        ("builtin:hopper/medium", "normalised score"), ("file:log.npz", "return")
+    }  # fmt: skip
     assert [name for name in found["pictures"] if "learning-curves-1" in name]
     places, names = collect.common(collect.gather([tmp_path]))
     assert (len(places), list(names)) == (1, ["bc", "iql"])  # returns stay out of the aggregates

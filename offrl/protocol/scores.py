@@ -1,8 +1,9 @@
 """The scores of runs as a tidy table, and published scores; what is not comparable is never averaged.
 
-A member of a run has up to three scores: of its *last* checkpoint; of the one *selected* from the data alone (where
-`offrl.select` has been run on it); and of the *best in hindsight*, the best mean return of all its checkpoints, which
-nobody can know without the simulator, and which, as a maximum over noisy means, is biased upwards.
+A member of a run, one of the policies that it trains together, has up to three scores: of its *last* checkpoint; of
+the one *selected* from the data alone (where `offrl.select` has been run on it); and of the *best in hindsight*, the
+best mean return of all its checkpoints, which nobody can know without the simulator, and which, as a maximum over noisy
+means, is biased upwards.
 """
 
 from __future__ import annotations

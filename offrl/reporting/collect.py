@@ -1,6 +1,6 @@
 """What a report is made of: the runs, their scores and episodes, and the selections made among them.
 
-The simulator's returns (RUN/oracle) are read here, of selections too: a report judges them, and chooses nothing.
+The simulator's returns (RUN/oracle) are read here, of selections too: a report shows them, and chooses nothing.
 """
 
 from __future__ import annotations
@@ -43,10 +43,14 @@ class Material(NamedTuple):
     table: pd.DataFrame
     """`scores.scores`, with `name`: the algorithm and its setting."""
     parts: list[pd.DataFrame]
+    """That table split into what is comparable (`scores.groups`): one dataset, environment and protocol each."""
     labels: list[str]
+    """The name of each part."""
     messages: list[str]
+    """Why the table was split, and what was left out."""
     selections: list[Selected]
     colours: dict[str, int]
+    """Name -> place of its colour."""
     returns: dict[str, pd.DataFrame]
     """Path of a run -> its oracle table in the environment that counts, with `score`."""
 

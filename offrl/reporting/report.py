@@ -48,7 +48,9 @@ def make(paths: Sequence[Path], out: Path) -> dict[str, Any]:
     given = " ".join(map(str, paths))
     footer = f"Made by offrl {offrl.__version__} of runs of {versions}: python -m offrl.report {given}"
     write_whole(out, page(f"{title} · offrl", lead, sections, footer))
-    every = summaries(material).assign(dataset=lambda rows: [material.labels[place] for place in rows["place"]])
+    every = summaries(material)
+    every["dataset"] = [material.labels[place] for place in every["place"]]
+    every["unit"] = [material.unit(material.parts[place]) for place in every["place"]]
     return {
         "page": str(out),
         "pictures": saved,

@@ -88,7 +88,7 @@ def scores_section(material: Material) -> Html:
     units = {material.unit(part) for part in material.parts}
     text = [
         "Normalised: 0 is a random policy and 100 the reference policy. " if "normalised score" in units else "",
-        "Where no references are known, returns. " if "return" in units else "",
+        "A dataset without reference returns shows plain returns. " if "return" in units else "",
         "± is half of the 95 % interval over members (Student’s t, wide for two; of a single one, over its episodes). ",
         "The kinds of score answer different questions and are never mixed; the best in hindsight is unknown without "
         "the simulator. " if "best" in kinds else "",

@@ -69,7 +69,11 @@ def _selection(material: Material, selected: Selected, place: int, save: Save) -
         chosen = scored[scored["candidate"] == deploy]
         point = (float(chosen["score"].iloc[0]), float(chosen["measured"].iloc[0])) if len(chosen) else None
         drawn = pictures.pool(groups, point, best, ("selector’s score", "measured score"))
-        figures.append(figure(save(f"pool-{place}", drawn), "Every candidate that was scored.", "choice and truth"))
+        figures.append(
+            figure(
+                save(f"pool-{place}", drawn), "Every candidate that was scored.", "selector’s score and measured score"
+            )
+        )
     scoreboard, correlations = _diagnostics(selected, measured, best)
     if correlations:
         rows = [(name, 0, value, np.nan, np.nan) for name, value in correlations]

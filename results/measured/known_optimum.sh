@@ -25,9 +25,13 @@ dt=(algo=dt env=pendulum algo.context=5 algo.layers=2 algo.width=64 algo.learnin
 train pendulum-dt "${dt[@]}" dataset=medium-replay algo.return_scale=1000
 train pendulum-dt-expert "${dt[@]}" dataset=medium-expert algo.return_scale=100
 
-train pendulum_images-bc algo=bc env=pendulum_images dataset=medium-expert algo.batch_size=32 \
-  protocol.updates=2000 protocol.checkpoint_every=1000 protocol.log_every=100
-train pendulum-bc algo=bc env=pendulum dataset=medium-expert data.steps=10000 algo.batch_size=32 \
-  protocol.updates=2000 protocol.checkpoint_every=1000 protocol.log_every=100
+images=(algo=bc dataset=medium-expert algo.batch_size=32
+  protocol.updates=10000 protocol.checkpoint_every=2000 protocol.log_every=500)
+train pendulum_images-bc env=pendulum_images "${images[@]}"
+train pendulum-bc env=pendulum data.steps=10000 "${images[@]}"
+python -m offrl.evaluate "$runs/pendulum_images-bc" checkpoints=4000 episodes=100
+for run in pendulum_images-bc pendulum-bc; do
+  python -m offrl.select "$runs/$run" diagnostics=action_distance out="$runs/selection-$run"
+done
 
 python results/measured/icu_sepsis_exact.py "$runs"/icu_sepsis-*

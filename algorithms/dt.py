@@ -1,9 +1,9 @@
 """DT: Decision Transformer (Chen et al. 2021, arXiv:2106.01345): actions predicted from returns-to-go by a transformer.
 
 The last `context` steps of an episode are tokens (return-to-go, observation, action), each embedded with its timestep;
-a causal transformer reads them, and the action is predicted from its observation's token: mean squared error over the
-steps of the window, at which there is one. Deployed, the policy is told which return to aim for, `target_return`, and
-subtracts from it every reward that it receives.
+a causal transformer reads them, and predicts each action from its observation's token. The loss is the mean squared
+error over the window's steps, padding left out. In play the policy is told which return to aim for, `target_return`,
+and subtracts from it every reward that it receives.
 
 Of discrete actions it learns the logits by maximum likelihood, as the authors do on Atari, and takes the likeliest,
 where they sample.
@@ -12,8 +12,10 @@ Returns-to-go are undiscounted. The target is part of the configuration, in the 
 default it is the largest return of a training episode, which `from_data` fills in and run.json keeps. The authors play
 every policy with two targets per environment, chosen by hand: here there is one, fixed before training, never taken
 from a simulator.
-Windows begin before an episode does and are masked there, so that short histories are trained on as in play; of the
-authors' code, a window starts at a drawn step and may end with its episode. Both draw episodes in proportion to length.
+
+A window ends at a drawn step and is padded, with a mask, where it would begin before its episode, so that short
+histories are trained on as they occur in play; in the authors' code a window starts at a drawn step and may end with
+its episode. Both draw episodes in proportion to length.
 """
 
 from typing import Any

@@ -1,9 +1,13 @@
 """Support diagnostics: order as designed, and against numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pools
 import pytest
 
+from offrl.learning.policies import Memory
+from offrl.selection import distinct
 from offrl.selection.diagnostics import support
 
 
@@ -101,20 +105,31 @@ def test_drift_is_from_the_checkpoint_before(pool):
 
 
 def test_duplicates_go_to_the_first_of_their_kind(pool):
-    distances = support.policy_distances(pool)
+    distances = distinct.policy_distances(pool)
     np.testing.assert_allclose(distances, distances.T)
     assert (np.diag(distances) == 0).all()
     expected = np.linalg.norm(0.1 * pool.validation.observations, axis=1).mean()
     np.testing.assert_allclose(distances[2, 3], expected, rtol=1e-4)
-    assert support.duplicates(distances).tolist() == [0, 0, 2, 3, 4, 4]
+    assert distinct.duplicates(distances).tolist() == [0, 0, 2, 3, 4, 4]
+
+
+def test_a_policy_with_memory_is_like_no_other_and_is_not_made_to_act(dataset, monkeypatch):
+    plain, remembering = (pools.made_run(dataset, {1: [pools.linear(-0.9)] * 2}) for _ in range(2))
+    monkeypatch.setitem(
+        remembering.__dict__, "policy", replace(remembering.policy, memory=Memory(*[lambda *_: None] * 3))
+    )
+    distances = distinct.policy_distances(pools.made_pool(dataset, plain, remembering))
+    np.testing.assert_array_equal(distances, np.where(np.outer([1, 1, 0, 0], [1, 1, 0, 0]), 0, np.nan))
+    assert distinct.duplicates(distances).tolist() == [0, 0, 2, 3]
+    assert distinct.diverse(distances[2:, 2:], [], 3) == []
 
 
 def test_what_to_try_next_is_the_best_ranked_that_differ():
     places = np.array([0.0, 0.01, 1.0, 1.1, 3.0])
     distances = np.abs(places[:, None] - places)  # the median over pairs is 1.1
-    assert support.diverse(distances, [1, 0, 2, 3, 4], 3) == [1, 2, 4]
-    assert support.diverse(distances, [3, 2, 0], 5) == [3, 0]
-    assert support.diverse(np.zeros((1, 1)), [0], 3) == [0]
+    assert distinct.diverse(distances, [1, 0, 2, 3, 4], 3) == [1, 2, 4]
+    assert distinct.diverse(distances, [3, 2, 0], 5) == [3, 0]
+    assert distinct.diverse(np.zeros((1, 1)), [0], 3) == [0]
 
 
 def test_nothing_is_said_without_held_out_rows_but_of_the_policy_alone(dataset):

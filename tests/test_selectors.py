@@ -92,6 +92,23 @@ def test_of_whom_nothing_is_known_is_left_out_and_changes_nothing_for_the_others
     assert selectors.vetoes(extended).tolist() == ["", "", "", "", "the policy has memory"]
 
 
+def test_a_candidate_that_lacks_more_than_half_is_left_out():
+    scores = table(**FULL)[0]
+    extended = pd.concat([scores, pd.DataFrame({"ood_fraction": [np.nan]}, index=["e"])])
+    extended["return_weighted_action_distance"] = [1.0, 2.0, 3.0, 4.0, 0.5]
+    found = selectors.rank_mean(extended, candidates(list(extended.index)))
+    assert found.isna().tolist() == [False] * 4 + [True]
+    assert found.attrs["notes"][-1] == "1 left out: fewer than half of these diagnostics apply to them"
+
+
+def test_of_a_pool_of_which_nothing_is_known_the_reason_is_said():
+    scores, described = table(fqe=[np.nan] * 4, action_distance=[np.nan] * 4)
+    scores.attrs["reasons"] = dict.fromkeys("abcd", "not applicable: the policy has memory")
+    choice = selectors.choose(scores, described)
+    assert choice.abstains == "no diagnostic to rank by: not applicable: the policy has memory"
+    assert (choice.top, choice.deploy) == ([], [])
+
+
 def estimates(**changes):
     """A clone, first by distance, and two policies that all estimators of value put higher."""
     values = {

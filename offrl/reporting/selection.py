@@ -87,7 +87,8 @@ def _print_decision(selection: Selection, console: Console) -> None:
     elif choice.deploy:
         ties = f" (shares the first place with {choice.tied - 1} more)" if choice.tied > 1 else ""
         console.print(Text.assemble((f"deploy {choice.deploy[0]}", "bold"), ties), soft_wrap=True)
-    lines.append(f"  top {len(choice.top)}: {', '.join(choice.top)}; ranked by {'; '.join(choice.notes)}")
+    if choice.top:
+        lines.append(f"  top {len(choice.top)}: {', '.join(choice.top)}; ranked by {'; '.join(choice.notes)}")
     lines.append(
         f"  {selection.distinct} of {len(selection.pool)} candidates act differently; if some can be tried, try them "
         f"in this order: {', '.join(selection.to_try) or 'none'}"

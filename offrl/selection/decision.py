@@ -18,8 +18,8 @@ import pandas as pd
 
 from offrl.runs import averaging
 from offrl.runs.run import Run
-from offrl.selection import diagnostics, selectors
-from offrl.selection.diagnostics import data, support, workflow
+from offrl.selection import diagnostics, distinct, selectors
+from offrl.selection.diagnostics import data, workflow
 from offrl.selection.pool import Pool
 from offrl.selection.selectors import Choice
 from offrl.selection.verdicts import agreement, chances, dissent
@@ -87,7 +87,7 @@ def select(
     veto = selectors.vetoes(scores)
     ranked = described.assign(score=choice.ranking.reindex(described.index), veto=veto)
     ranked = ranked.sort_values(["score", "run", "member", "step"], ascending=[False, True, True, True])
-    distances = support.policy_distances(pool)
+    distances = distinct.policy_distances(pool)
     order = scores.index.get_indexer(ranked.index[ranked["score"].notna()])
     return Selection(
         pool,
@@ -99,8 +99,8 @@ def select(
         chances(pool, choice, scores, replicates),
         agreement(scores, veto),
         dissent(scores, described, known, choice, selector),
-        len(set(support.duplicates(distances))),
-        [str(scores.index[i]) for i in support.diverse(distances, order.tolist(), TO_TRY)],
+        len(set(distinct.duplicates(distances))),
+        [str(scores.index[i]) for i in distinct.diverse(distances, order.tolist(), TO_TRY)],
         workflow.workflow(pool),
         data.checks(pool.dataset),
         time.monotonic() - started,

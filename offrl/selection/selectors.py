@@ -17,8 +17,8 @@ Ranks, not values, are combined: scales differ by orders of magnitude, and estim
 the eligible candidates that a candidate beats, ties counted half, in (0, 1). Vetoed candidates are taken out before
 ranking, so that adding a diverged one changes nothing for the rest. **A diagnostic that a candidate lacks counts as
 the middle rank, 0.5**: not knowing neither helps nor harms, and never makes a score more extreme. A diagnostic that no
-candidate has drops out of its group; a group that is left empty drops out of the mean. A candidate that lacks every
-diagnostic, such as a policy with memory, is left out.
+candidate has drops out of its group; a group that is left empty drops out of the mean. A candidate that lacks more
+than half of the diagnostics ranked by, or every one of the table as a policy with memory does, is left out.
 """
 
 from __future__ import annotations
@@ -154,6 +154,9 @@ def rank_mean(
         total, weights = total + weight * mean, weights + weight
     # rounded, so that equal means of ranks tie whatever the order of their sums
     result = (total / weights).round(12).where(eligible) if weights else pd.Series(np.nan, index=scores.index)
+    if uses and (few := eligible & (bare(scores)[uses].notna().mean(axis=1) < 0.5)).any():
+        result = result.mask(few)
+        notes.append(f"{few.sum()} left out: fewer than half of these diagnostics apply to them")
     if estimates and (behind := outvalued(scores, eligible)).any():
         result = result - behind
         agreeing = ", ".join(ESTIMATORS)
@@ -165,7 +168,9 @@ def rank_mean(
     result.attrs |= {"notes": notes, "uses": uses}
     if result.isna().all():
         result.attrs["abstains"] = (
-            "every candidate is vetoed" if veto and not eligible.any() else "no diagnostic to rank by"
+            "every candidate is vetoed"
+            if veto and not eligible.any()
+            else f"no diagnostic to rank by{nothing_applies(scores)}"
         )
     elif fallback and (reason := prefers_cloning(result, scores, candidates)):
         result.attrs["abstains"] = reason
@@ -197,6 +202,14 @@ def prefers_cloning(ranking: pd.Series, scores: pd.DataFrame, candidates: pd.Dat
             )
         return ""
     return ""
+
+
+def nothing_applies(scores: pd.DataFrame) -> str:
+    """Why a table has no value at all, as the end of a sentence; empty where it has some, or no reason is known."""
+    reasons = scores.attrs.get("reasons", {})
+    if bare(scores).notna().any(axis=None) or not reasons:
+        return ""
+    return ": " + "; ".join(sorted({str(reasons[name]) for name in scores.index if name in reasons}))
 
 
 def _advantage_bound(scores: pd.DataFrame) -> pd.Series:

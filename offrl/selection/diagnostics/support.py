@@ -7,7 +7,6 @@ logged actions, rows are held out from training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -356,38 +355,6 @@ def policy_drift(pool: Pool) -> dict[str, Scores]:
     scores = over_episodes(pool, rows, drift)
     scores.reasons = reasons
     return {"policy_drift": scores}
-
-
-def policy_distances(pool: Pool, rows: int = 1_000) -> np.ndarray:
-    """[candidates, candidates], mean distance of two policies' actions over logged states."""
-    actions = pool.actions(split_name(pool))
-    thin = np.linspace(0, actions.shape[1] - 1, min(actions.shape[1], rows)).astype(int)
-    actions = actions[:, thin]
-    return np.stack([np.linalg.norm(actions - one, axis=-1).mean(-1) for one in actions])
-
-
-def duplicates(distances: np.ndarray, tolerance: float = 0.01) -> np.ndarray:
-    """[candidates]: the first candidate that each is the same policy as, itself where there is none.
-
-    The same: a mean distance of at most `tolerance` (actions are in [-1, 1]) to that first one.
-    """
-    first = np.arange(len(distances))
-    for i in range(len(distances)):
-        originals = np.flatnonzero((first[:i] == np.arange(i)) & (distances[i, :i] <= tolerance))
-        if len(originals):
-            first[i] = originals[0]
-    return first
-
-
-def diverse(distances: np.ndarray, order: Sequence[int], count: int) -> list[int]:
-    """The first `count` policies of an order that lie apart: a policy nearer to one already taken than half of the
-    median distance between two policies of the pool is passed over."""
-    apart = np.nanmedian(distances[np.triu_indices(len(distances), 1)]) / 2 if len(distances) > 1 else 0.0
-    taken: list[int] = []
-    for i in order:
-        if len(taken) < count and all(distances[i, j] > apart for j in taken):
-            taken.append(i)
-    return taken
 
 
 MEASUREMENTS = (

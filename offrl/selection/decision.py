@@ -48,7 +48,7 @@ class Selection(NamedTuple):
     distinct: int
     """How many policies the pool has, where those that act alike count once."""
     to_try: list[str]
-    """Whom a budget of evaluations should try, in this order: the best ranked that differ from those before."""
+    """Candidates to evaluate where a few evaluations are possible, in this order: the best ranked that differ."""
     workflow: pd.DataFrame
     checks: pd.DataFrame
     seconds: float

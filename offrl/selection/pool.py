@@ -1,6 +1,6 @@
 """The pool: every (member, checkpoint) of runs on one dataset, and what each of them would do on logged states.
 
-Nothing here opens an environment or the oracle table. What a candidate is asked for is plain arrays, so a diagnostic
+Nothing here opens an environment or the oracle table. A candidate takes and returns plain arrays, so a diagnostic
 does not know which algorithm it looks at.
 """
 

@@ -65,7 +65,7 @@ VETOES = {
 VALUE = (("fqe_lcb", "lstd_lcb", "fqe", "lstd"), ("behaviour_advantage",), ("model_value",))
 SUPPORT = (("action_distance", "behaviour_log_prob"), ("ood_fraction",), ("return_weighted_action_distance",))
 FIT = (("td_error",), ("ridge_bellman_error",), ("rank_opc",))
-"""Members of each group of the composite. Of several names for one member, the first that any candidate has is used."""
+"""Diagnostics of each group, each with its alternatives: of a tuple, the first that any candidate has is used."""
 
 BC = "bc"
 

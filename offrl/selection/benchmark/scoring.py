@@ -96,7 +96,7 @@ def benchmark(
     for pool, known in zip(kept, fed, strict=True):
         orders = {}
         for name in names:
-            # one that this pool cannot feed is asked all the same: it abstains, or ranks by what there is
+            # also where this pool lacks what the selector needs: it abstains, or ranks by what there is
             unfed = {} if ":" in name else {name: selectors.single(name, "high")}
             rank = selectors.find(name, unfed | selectors.SELECTORS | known)
             orders[name] = selectors.apply(rank, pool.scores, pool.candidates)

@@ -1,8 +1,9 @@
 """Diagnostics: what the data alone say about each policy of a pool, with error bars and reasons.
 
-A family is a file that defines MEASUREMENTS. A measurement is one computation, a pure function of a `Pool`, from which
-one or more diagnostics come. `measure` runs measurements and keeps what they found with the runs, so that nothing is
-computed twice and an interrupted command goes on.
+A family of diagnostics is a file that defines MEASUREMENTS (fitted_q_evaluation.py, importance_sampling.py, ...). A
+measurement is one computation, a pure function of a `Pool`, from which one or more diagnostics come. `measure` runs
+measurements and keeps what they found with the runs, so that nothing is computed twice and an interrupted command goes
+on.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def measure_behaviour_advantage(pool: Pool) -> dict[str, Scores]:
 
     v = pool.once("behaviour V of held-out rows", lambda: heads_mean(fit.v, inputs(rows.observations)))
     actions = pool.actions("validation")
-    finite = np.isfinite(actions).all((1, 2))  # asked of the actions: a compiled ReLU makes 0 of nan
+    finite = np.isfinite(actions).all((1, 2))  # checked here and not in the values: a compiled ReLU makes 0 of nan
     advantages = np.full(actions.shape[:2], np.nan)
     for i in np.flatnonzero(finite):
         advantages[i] = scale * (heads_mean(fit.q, inputs(rows.observations, actions[i])) - v)

@@ -40,7 +40,7 @@ def no_critic(candidate: Candidate) -> str:
 
 
 def thinned(pool: Pool, split: str) -> np.ndarray:
-    """Indices of the rows of "train" or "validation" that critics are asked about: evenly spread, one chunk at most."""
+    """Indices of the rows of "train" or "validation" at which critics are evaluated: evenly spread, a chunk at most."""
     rows = pool.train if split == "train" else pool.validation
     assert rows is not None
     return np.linspace(0, len(rows) - 1, min(len(rows), CHUNK)).round().astype(int)
